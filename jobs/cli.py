@@ -1,0 +1,45 @@
+"""`headrace`: the command."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from typing import Annotated
+
+import typer
+
+from jobs.running import run_config
+from pipeline.config import load_config
+from pipeline.errors import HeadraceError
+
+app = typer.Typer(help="Offline batch multimodal processing on Ray Data.", no_args_is_help=True, add_completion=False)
+Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace one value: a.b=c.")]
+
+
+@app.callback()
+def _commands() -> None:
+    """A callback of its own keeps typer from merging a single command into the program."""
+
+
+@app.command()
+def run(config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None) -> None:
+    """Run a job, or resume it. Exit codes: 0 done, 2 refused, 3 too many quarantined, 4 held, 5 interrupted."""
+    raise typer.Exit(run_config(config, set_ or []))
+
+
+@app.command()
+def limits(
+    config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None
+) -> None:
+    """Print the admission budget that a configuration puts in force."""
+    try:
+        typer.echo(json.dumps(dataclasses.asdict(load_config(config, set_).limits()), indent=2))
+    except HeadraceError as error:
+        typer.echo(f"headrace: {error}", err=True)
+        raise typer.Exit(error.exit_code) from error
+
+
+def main() -> None:
+    """The console script."""
+    sys.exit(app())

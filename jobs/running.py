@@ -1,0 +1,36 @@
+"""Parse, run, exit code: what every entry point does."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import types
+
+from pipeline.config import load_config
+from pipeline.errors import HeadraceError, InterruptedRunError
+
+
+def run_config(path: str, settings: list[str]) -> int:
+    """Run the configuration at `path`; prints where the results are, or what went wrong. Returns the exit code."""
+    try:
+        config = load_config(path, settings)
+        # Not at the top: a refused configuration is said without waiting for torch and Ray.
+        from pipeline.flow import run
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, _interrupt)
+        summary = run(config)
+    except HeadraceError as error:
+        print(f"headrace: {error}", file=sys.stderr)
+        return error.exit_code
+    folder = f"{config.output.rstrip('/')}/{summary['run_id']}"
+    print(
+        f"{summary['items_written']} of {summary['items_in']} items written, "
+        f"{summary['items_reused']} without encoding, {summary['items_quarantined']} quarantined\n"
+        f"output  {folder}\nsummary {folder}/summary.json\nreport  {folder}/report.html"
+    )
+    return 0
+
+
+def _interrupt(number: int, frame: types.FrameType | None) -> None:
+    raise InterruptedRunError(f"stopped by {signal.Signals(number).name}; start the same command again to resume")

@@ -1,0 +1,235 @@
+"""One YAML file = one complete run: parsed, checked, resolved and digested here."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from pipeline.errors import ConfigError
+from pipeline.media.budget import Budget, resolve_budget
+
+Positive = Annotated[int, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """A part of the configuration: unknown keys refused, values immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class BudgetSection(Section):
+    """A named tier, and single limits replaced. `budget: default` is short for `budget: {tier: default}`."""
+
+    tier: str = "default"
+    limits: dict[str, float] = {}
+
+
+class DemoMedia(Section):
+    """Media to draw at `input` when nothing is there yet."""
+
+    images: Annotated[int, Field(ge=0)] = 36
+    videos: Annotated[int, Field(ge=0)] = 24
+    seed: int = 7
+
+
+class Sampling(Section):
+    """Which frames of a video are taken. `fps`: at k / fps seconds; `uniform`: num_frames from first to last."""
+
+    policy: Literal["fps", "uniform"] = "fps"
+    fps: Annotated[float, Field(gt=0)] = 2.0
+    num_frames: Positive = 8
+    min_frames: Positive = 4
+    max_frames: Positive = 64
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Sampling:
+        if self.min_frames > self.max_frames:
+            raise ValueError(f"min_frames ({self.min_frames}) is above max_frames ({self.max_frames})")
+        return self
+
+
+class Decode(Section):
+    """Reading and decoding. `resize: reference` equals the model's own processor."""
+
+    resize: Literal["reference"] = "reference"
+    max_inline_bytes: Positive = 256 * 1024
+    io_threads: Positive = 8
+
+
+class Encode(Section):
+    """The encode pass: what one batch of the vision tower may hold."""
+
+    max_batch_items: Positive = 16
+    max_batch_tokens: Positive = 16_384
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    attention: str | None = None
+
+
+class Generate(Section):
+    """The generate pass. Greedy when `temperature` is 0; otherwise sampled with a seed of its own per item."""
+
+    max_new_tokens: Positive = 128
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    seed: int = 0
+    stop: tuple[str, ...] = ()
+    system: str | None = None
+    max_prompt_tokens: Positive = 16_384
+    max_batch_items: Positive = 32
+    max_batch_bytes: Positive = 2 * 2**30
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    attention: str | None = None
+
+
+class Store(Section):
+    """The feature store. A remote `path` (s3://…) keeps open shards in `local_path` until they are sealed."""
+
+    path: str = "headrace_store"
+    local_path: str | None = None
+    retention: Literal["keep", "segment"] = "keep"
+    shard_bytes: Positive = 4 * 2**30
+    reuse: bool = True
+
+
+class Sinks(Section):
+    """Where results go besides `part-*.parquet`. Nothing yet."""
+
+
+class RayOptions(Section):
+    """Cluster use. `workers` fields are counts of actors or concurrent tasks; None is sized from the cluster."""
+
+    address: str | None = None
+    num_cpus: Positive | None = None
+    object_store_bytes: Positive | None = None
+    decode_workers: Positive | None = None
+    encode_workers: Positive | None = None
+    generate_workers: Positive | None = None
+    wait_seconds: Annotated[float, Field(ge=0)] = 300.0
+    window_items: Positive = 4096
+    first_window_items: Positive = 512
+    segment_windows: Positive = 64
+
+
+class Config(Section):
+    """A complete run. See `configs/` for examples; `headrace run FILE --set a.b=c` reaches every field."""
+
+    job: Literal["caption_videos"]
+    input: str
+    output: str = "output"
+    run_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
+    model: str
+    prompt: str = "Describe this."
+    limit: Positive | None = None
+    budget: BudgetSection = BudgetSection()
+    max_quarantined_fraction: Fraction = 1.0
+    demo_media: DemoMedia | None = None
+    sampling: Sampling = Sampling()
+    decode: Decode = Decode()
+    encode: Encode = Encode()
+    generate: Generate = Generate()
+    store: Store = Store()
+    sinks: Sinks = Sinks()
+    ray: RayOptions = RayOptions()
+
+    @field_validator("budget", mode="before")
+    @classmethod
+    def _tier_by_name(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            return {"tier": value}
+        return value
+
+    @model_validator(mode="after")
+    def _budget_is_known(self) -> Config:
+        self.limits()
+        return self
+
+    def limits(self) -> Budget:
+        """The admission budget in force."""
+        return resolve_budget(self.budget.tier, self.budget.limits)
+
+    def identity(self) -> dict[str, Any]:
+        """The fields that determine the results; where they go, who computes them and how many at a time are not."""
+        elsewhere = {"output", "run_id", "store", "sinks", "ray", "max_quarantined_fraction", "demo_media", "input"}
+        return self.model_dump(mode="json", exclude=elsewhere)
+
+    def digest(self) -> str:
+        """16 hex digits over `identity()`."""
+        text = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def load_config(path: str, settings: list[str] | None = None) -> Config:
+    """Read a YAML file and apply `a.b=c` settings. Raises `ConfigError` with file, key and the nearest valid name."""
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"{path}: no such configuration file")
+    try:
+        raw = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not valid YAML: {error}") from error
+    if not isinstance(raw, dict):
+        raise ConfigError(f"{path}: a configuration is a mapping of keys to values, got {type(raw).__name__}")
+    for setting in settings or []:
+        _apply(raw, setting)
+    return parse_config(raw, path)
+
+
+def parse_config(raw: dict[str, Any], origin: str = "config") -> Config:
+    """Check a mapping. Raises `ConfigError` listing every problem, `origin` first."""
+    try:
+        return Config.model_validate(raw)
+    except ValidationError as error:
+        problems = "\n".join(f"  {_explain(problem)}" for problem in error.errors())
+        raise ConfigError(f"{origin}: configuration refused\n{problems}") from error
+
+
+def _apply(raw: dict[str, Any], setting: str) -> None:
+    path, separator, text = setting.partition("=")
+    if not separator or not path:
+        raise ConfigError(f"--set takes key=value (for example encode.max_batch_items=8), got {setting!r}")
+    *parents, last = path.strip().split(".")
+    node = raw
+    for name in parents:
+        child = node.get(name)
+        if name == "budget" and isinstance(child, str):
+            child = {"tier": child}
+        node[name] = child = {} if child is None else child
+        if not isinstance(child, dict):
+            raise ConfigError(f"--set {setting}: {name!r} holds a single value and has no keys below it")
+        node = child
+    # A prompt such as "Describe: what happens" is a string to its author and a mapping to YAML.
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        value = text
+    node[last] = value if isinstance(value, int | float | bool | list | None) else text
+
+
+def _explain(problem: Any) -> str:
+    where = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+    if problem["type"] == "extra_forbidden":
+        names = _field_names(problem["loc"][:-1])
+        close = difflib.get_close_matches(str(problem["loc"][-1]), names, n=1)
+        hint = f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(sorted(names))}"
+        return f"{where}: unknown key; {hint}"
+    if problem["type"] == "missing":
+        return f"{where}: required"
+    return f"{where}: {problem['msg']} (got {problem['input']!r})"
+
+
+def _field_names(path: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = Config
+    for part in path:
+        annotation = model.model_fields[str(part)].annotation
+        candidates = [annotation, *get_args(annotation)]
+        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
+    return list(model.model_fields)

@@ -1,0 +1,234 @@
+"""The one module that builds Ray Data operators: resources, preflight, and the driver's receipt loop."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from pipeline.config import Config, RayOptions
+from pipeline.errors import HeadraceError, UnschedulableError
+from pipeline.planning.windows import Window
+from pipeline.runs.receipts import receipt_from_json
+from pipeline.schema import Receipt
+
+# A block carries several batches, for each costs the driver 10-15 ms an operator (FACTS: 33 one-row blocks/s, 150
+# eight-row blocks/s). Four keep a 64 MB-a-row block at 256 MB; not calibrated beyond that.
+_BATCHES_PER_BLOCK = 4
+_DECODE_MEMORY_BYTES = 300 * 2**20
+_POLL_SECONDS = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cluster:
+    """What can be reserved, in Ray's units."""
+
+    num_cpus: float
+    num_gpus: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workers:
+    """Sizes of a pass: concurrent tasks, actors and what each reserves. `device` is what actors compute on."""
+
+    device: str
+    actors: int
+    actor_cpus: float
+    actor_gpus: float
+    tasks: int | None
+
+
+@contextlib.contextmanager
+def ray_session(options: RayOptions) -> Iterator[float]:
+    """Yields the seconds it took to have Ray. A Ray that was there before is used and left running."""
+    started = time.perf_counter()
+    if ray.is_initialized():
+        yield 0.0
+        return
+    address = options.address or os.environ.get("RAY_ADDRESS")
+    local: dict[str, Any] = {}
+    if address is None:
+        local = {
+            "num_cpus": options.num_cpus or os.cpu_count(),
+            "object_store_memory": options.object_store_bytes,
+            "include_dashboard": False,
+        }
+    ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **local)
+    try:
+        yield time.perf_counter() - started
+    finally:
+        ray.shutdown()
+
+
+def describe_cluster() -> Cluster:
+    """The resources of the nodes that are alive."""
+    total = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return Cluster(num_cpus=total.get("CPU", 0.0), num_gpus=total.get("GPU", 0.0))
+
+
+def preflight(device: str, workers: int | None, options: RayOptions, *, decode_workers: int | None = None) -> Workers:
+    """Fit a pass to the cluster, waiting `options.wait_seconds` for nodes that it asks for and that may come.
+
+    Raises `UnschedulableError` for what can never fit: a plan that cannot be scheduled would hang without a word.
+    """
+    deadline = time.monotonic() + options.wait_seconds
+    while True:
+        try:
+            return fit(describe_cluster(), device, workers, decode_workers=decode_workers)
+        except UnschedulableError:
+            if time.monotonic() >= deadline or not _can_scale():
+                raise
+            time.sleep(_POLL_SECONDS)
+
+
+def fit(cluster: Cluster, device: str, workers: int | None, *, decode_workers: int | None = None) -> Workers:
+    """Sizes for a cluster. Tasks take one CPU each; so that they always find one, actors reserve CPUs only where
+    plenty are left (FACTS: actors that leave less than one whole CPU make Ray Data hang in silence)."""
+    if cluster.num_cpus < 1:
+        raise UnschedulableError(
+            f"the cluster has {cluster.num_cpus:g} CPUs, one whole CPU is needed; add a node or give nodes more CPUs"
+        )
+    on_gpu = device == "cuda" or (device == "auto" and cluster.num_gpus >= 1)
+    if on_gpu and cluster.num_gpus < 1:
+        raise UnschedulableError("device: cuda was asked for and no node has a GPU; set device: cpu or add a GPU node")
+    if on_gpu:
+        actors = workers or int(cluster.num_gpus)
+        if actors > cluster.num_gpus:
+            raise UnschedulableError(
+                f"{actors} workers with one GPU each were asked for, the cluster has {cluster.num_gpus:g}; "
+                "lower the number of workers or add GPU nodes"
+            )
+        return Workers(device="cuda", actors=actors, actor_cpus=0, actor_gpus=1, tasks=decode_workers)
+    actors = workers or max(1, math.floor(cluster.num_cpus / 2))
+    reserve = 1.0 if actors + 1 <= cluster.num_cpus / 2 else 0.0
+    return Workers(device="cpu", actors=actors, actor_cpus=reserve, actor_gpus=0, tasks=decode_workers)
+
+
+def _can_scale() -> bool:
+    return os.environ.get("RAY_CLUSTER_AUTOSCALING", "0") == "1"
+
+
+def windows_dataset(windows: Sequence[Window]) -> ray.data.Dataset:
+    """One block a window."""
+    rows = [pa.table({"index": [w.index], "start": [w.start], "stop": [w.stop]}) for w in windows]
+    return ray.data.from_arrow(rows)
+
+
+def map_windows(dataset: ray.data.Dataset, stage: Callable[[pa.Table], Iterator[pa.Table]]) -> ray.data.Dataset:
+    """Plan each window in a task of its own, and cut what it plans into blocks of a few batches."""
+    planned = dataset.map_batches(stage, batch_size=None, batch_format="pyarrow", num_cpus=1)
+    return planned.repartition(target_num_rows_per_block=_BATCHES_PER_BLOCK)
+
+
+def map_blocks(
+    dataset: ray.data.Dataset, stage: Callable[[pa.Table], Iterator[pa.Table]], *, tasks: int | None
+) -> ray.data.Dataset:
+    """Run a stateless stage over blocks in tasks. The memory it declares keeps Ray from fusing it with the actors."""
+    compute = ray.data.TaskPoolStrategy(tasks)
+    return dataset.map_batches(
+        stage, batch_size=None, batch_format="pyarrow", num_cpus=1, memory=_DECODE_MEMORY_BYTES, compute=compute
+    )
+
+
+def map_actors(dataset: ray.data.Dataset, stage: type, arguments: dict[str, Any], workers: Workers) -> ray.data.Dataset:
+    """Run a stage that holds a model over blocks, in a fixed pool of actors."""
+    return dataset.map_batches(
+        stage,
+        fn_constructor_kwargs={**arguments, "device": workers.device},
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=workers.actor_cpus,
+        num_gpus=workers.actor_gpus or None,
+        compute=ray.data.ActorPoolStrategy(size=workers.actors),
+    )
+
+
+def receipts(dataset: ray.data.Dataset) -> Iterator[Receipt]:
+    """Run the pass and yield its receipts as they come. headrace's own errors come out as they were raised."""
+    with _own_errors():
+        batch: Any
+        for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+            for text in batch["receipt"].to_pylist():
+                yield receipt_from_json(text)
+
+
+class Background:
+    """Small tasks beside a pass (finishing windows), collected as they end."""
+
+    def __init__(self) -> None:
+        self._pending: dict[Any, Window] = {}
+
+    def submit(self, function: Callable[..., Any], context: Any, window: Window) -> None:
+        """Run `function(context, window)` in a task of the cluster."""
+        task = ray.remote(num_cpus=0)(function)
+        self._pending[task.remote(context, window)] = window
+
+    def ended(self, *, wait: bool = False) -> Iterator[tuple[Window, Any]]:
+        """(window, result) of those that have ended; all of them with `wait`."""
+        while self._pending:
+            timeout = None if wait else 0
+            done, _ = ray.wait(list(self._pending), num_returns=1, timeout=timeout)
+            if not done:
+                return
+            with _own_errors():
+                yield self._pending.pop(done[0]), ray.get(done[0])
+
+
+def run_task(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Run one function in a worker and wait for it."""
+    with _own_errors():
+        return ray.get(ray.remote(num_cpus=1)(function).remote(*arguments))
+
+
+def run_on_every_node(function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Run a function once on every node that is alive; for what concerns a node's own disk."""
+    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = [node["NodeID"] for node in alive]
+    remote = ray.remote(num_cpus=0)(function)
+    with _own_errors():
+        return ray.get(
+            [
+                remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*arguments)
+                for node in nodes
+            ]
+        )
+
+
+@contextlib.contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise headrace's errors as themselves: Ray wraps what a task raised."""
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        own = _own_cause(error)
+        if own is None:
+            raise
+        raise own from error
+
+
+def _own_cause(error: BaseException | None) -> HeadraceError | None:
+    while error is not None:
+        if isinstance(error, HeadraceError):
+            # The class Ray makes of it is both a RayTaskError and the error; the plain one is what callers compare.
+            return getattr(error, "cause", None) or error
+        cause = getattr(error, "cause", None)
+        if isinstance(cause, HeadraceError):
+            return cause
+        error = error.__cause__
+    return None
+
+
+def quiet_ray_data(config: Config) -> None:
+    """Ray Data's own bars and logs would interleave with ours; order is restored by index, so blocks may overtake."""
+    data = ray.data.DataContext.get_current()
+    data.enable_progress_bars = False
+    data.execution_options.preserve_order = False

@@ -1,0 +1,216 @@
+"""Parquet beside the shards: which shard holds a key, and which content a source id stands for.
+
+`catalogue/<shard>.parquet` is written once, when a shard is sealed, and makes it findable; the file's metadata carries
+the shard's size and checksum. `sources/<time>-<random>.parquet` are append-only. Both are read once a process and again
+only when asked, and then only the files that are new.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from pipeline.schema import Probe
+from pipeline.storage import Folder
+
+CATALOGUE = "catalogue"
+SOURCES = "sources"
+_SHARD = b"headrace"
+_IO_THREADS = 8
+_ENTRIES = pa.schema(
+    {
+        "key": pa.string(),
+        "shard": pa.string(),
+        "tenant": pa.string(),
+        "num_bytes": pa.int64(),
+        "feature_length": pa.int64(),
+        "grid": pa.list_(pa.int32()),
+        "created": pa.timestamp("us", tz="UTC"),
+    }
+)
+_SOURCES = pa.schema(
+    {
+        "source_id": pa.string(),
+        "content": pa.string(),
+        "modality": pa.string(),
+        "container": pa.string(),
+        "codec": pa.string(),
+        "width": pa.int64(),
+        "height": pa.int64(),
+        "num_bytes": pa.int64(),
+        "duration_seconds": pa.float64(),
+        "rate_fps": pa.float64(),
+        "num_frames": pa.int64(),
+    }
+)
+
+
+def new_name() -> str:
+    """A name that no one else makes and that sorts after those made before it."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S.%f}-{uuid.uuid4().hex[:12]}"
+
+
+def write_entries(folder: Folder, shard: SealedShard, entries: Sequence[Entry]) -> None:
+    """Publish a sealed shard's catalogue file: from now on its keys are found."""
+    created = datetime.now(UTC)
+    rows = [{**dataclasses.asdict(e), "shard": shard.shard_id, "created": created} for e in entries]
+    metadata = {_SHARD: json.dumps(dataclasses.asdict(shard))}
+    table = pa.Table.from_pylist(rows, _ENTRIES).replace_schema_metadata(metadata)
+    folder.write_bytes(_entries_name(shard.shard_id), _parquet(table))
+
+
+def remove_entries(folder: Folder, shard_id: str) -> None:
+    """Take a shard out of the catalogue: its keys are no longer found."""
+    folder.remove(_entries_name(shard_id))
+
+
+def read_sealed(folder: Folder, shard_id: str) -> SealedShard | None:
+    """What the catalogue says of one shard; None when it does not list it."""
+    try:
+        # Not `open`: object-store clients answer it from listings they remember.
+        return _sealed(pq.read_schema(pa.BufferReader(folder.read_bytes(_entries_name(shard_id)))))
+    except FileNotFoundError:
+        return None
+
+
+def load_catalogue(folder: Folder, known: Catalogue | None = None) -> Catalogue:
+    """Every sealed shard's keys, without reading again what `known` has."""
+    parts = known.parts if known is not None else {}
+    listed = [name.removesuffix(".parquet") for name in folder.list(CATALOGUE, suffix=".parquet")]
+    with ThreadPoolExecutor(_IO_THREADS) as pool:
+        loaded = pool.map(lambda shard_id: parts.get(shard_id) or _load_part(folder, shard_id), listed)
+        return Catalogue({part.shard.shard_id: part for part in loaded if part is not None})
+
+
+def _load_part(folder: Folder, shard_id: str) -> CataloguePart | None:
+    try:
+        data = folder.read_bytes(_entries_name(shard_id))
+    except FileNotFoundError:  # deleted since it was listed
+        return None
+    table = pq.read_table(pa.BufferReader(data), columns=["key"])
+    return CataloguePart(shard=_sealed(table.schema), keys=table.column("key").combine_chunks())
+
+
+def _entries_name(shard_id: str) -> str:
+    return f"{CATALOGUE}/{shard_id}.parquet"
+
+
+def _sealed(schema: pa.Schema) -> SealedShard:
+    return SealedShard(**json.loads(schema.metadata[_SHARD]))
+
+
+def _parquet(table: pa.Table) -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink, compression="zstd")
+    return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
+
+
+def _matches(column: pa.ChunkedArray, wanted: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Row numbers, ascending, whose value is one of `wanted`. One pass; the only index built is over `wanted`."""
+    mask = pc.is_in(column, value_set=pa.array(wanted, pa.string()))
+    return np.flatnonzero(mask.to_numpy())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SealedShard:
+    """An immutable shard: `checksum` is the SHA-256 of its file, in hex, and `num_bytes` the file's size."""
+
+    shard_id: str
+    num_records: int
+    num_bytes: int
+    checksum: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """What the catalogue says of one record."""
+
+    key: str
+    tenant: str
+    num_bytes: int
+    feature_length: int
+    grid: tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class CataloguePart:
+    """One shard's keys."""
+
+    shard: SealedShard
+    keys: pa.StringArray
+
+
+class Catalogue:
+    """The keys of every sealed shard at one moment; `parts` is by shard id, in the order the shards were made."""
+
+    def __init__(self, parts: Mapping[str, CataloguePart]) -> None:
+        self.parts = {shard_id: parts[shard_id] for shard_id in sorted(parts)}
+        self._shard_ids = list(self.parts)
+        self._keys = pa.chunked_array([part.keys for part in self.parts.values()], pa.string())
+        self._ends = np.cumsum([len(part.keys) for part in self.parts.values()], dtype=np.int64)
+
+    def find(self, keys: Sequence[str]) -> dict[str, str]:
+        """Key → shard id for those that are listed; the newest shard wins."""
+        rows = _matches(self._keys, keys)
+        shards = np.searchsorted(self._ends, rows, side="right")
+        return {self._keys[int(row)].as_py(): self._shard_ids[int(n)] for row, n in zip(rows, shards, strict=True)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceEntry:
+    """What a source id stands for: the content's hash, such as `sha256:<hex>`, and the facts of its header."""
+
+    content: str
+    probe: Probe
+
+
+class SourceCatalogue:
+    """Source id → content hash and probe, so that a known source costs no fetch."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._tables: dict[str, pa.Table] | None = None
+
+    def find(self, source_ids: Sequence[str]) -> dict[str, SourceEntry]:
+        """The entries of those that are known; the last recorded wins."""
+        if self._tables is None:
+            self._tables = self._load({})
+        table = pa.concat_tables([self._tables[name] for name in sorted(self._tables)] or [_SOURCES.empty_table()])
+        hits = table.take(_matches(table.column("source_id"), source_ids)).to_pylist()
+        return {row.pop("source_id"): SourceEntry(content=row.pop("content"), probe=Probe(**row)) for row in hits}
+
+    def record(self, entries: Mapping[str, SourceEntry]) -> None:
+        """Publish `entries` as one new file, and know them from now on."""
+        if not entries:
+            return
+        rows = [{"source_id": k, "content": e.content, **dataclasses.asdict(e.probe)} for k, e in entries.items()]
+        table = pa.Table.from_pylist(rows, _SOURCES)
+        name = f"{new_name()}.parquet"
+        self._folder.write_bytes(f"{SOURCES}/{name}", _parquet(table))
+        if self._tables is not None:
+            self._tables[name] = table
+
+    def reload(self) -> None:
+        """Read what others have recorded since."""
+        self._tables = self._load(self._tables or {})
+
+    def _load(self, known: Mapping[str, pa.Table]) -> dict[str, pa.Table]:
+        names = self._folder.list(SOURCES, suffix=".parquet")
+        with ThreadPoolExecutor(_IO_THREADS) as pool:
+            return dict(zip(names, pool.map(lambda name: self._read(name, known), names), strict=True))
+
+    def _read(self, name: str, known: Mapping[str, pa.Table]) -> pa.Table:
+        if name in known:
+            return known[name]
+        return pq.read_table(pa.BufferReader(self._folder.read_bytes(f"{SOURCES}/{name}")))

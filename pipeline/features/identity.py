@@ -1,0 +1,66 @@
+"""What makes two encodings of an item the same: the terms of a feature key.
+
+| term             | changes the numbers because                                                                  |
+| ---------------- | -------------------------------------------------------------------------------------------- |
+| `tenant`         | it does not; it keeps one tenant's features from answering for another's                     |
+| `content`        | other media                                                                                  |
+| `sampling`       | other frames: the requested presentation times in seconds; empty for images                  |
+| `decode_backend` | decoders differ in rounding, colour conversion and chroma upsampling; with its version       |
+| `resize_backend` | PIL and torchvision differ by up to 2 levels a pixel; with its version                       |
+| `resized_size`   | other pixels, other grid: (height, width)                                                    |
+| `processor`      | digest of the processor's configuration: mean, std, patch and merge size, rescale factor     |
+| `weights`        | digest of tower *and* projector with their adapters, not of the language model               |
+| `precision`      | the dtype the tower computed in                                                              |
+| `placeholder`    | layout of the placeholder ids that are stored beside the features                            |
+| `prompt`         | the text a prompt-conditioned encoder read; empty for every other encoder                    |
+
+Pure: standard library only.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+KEY_DIGITS = 40
+
+
+def canonical_json(value: Any) -> bytes:
+    """One spelling for equal values: sorted keys, no spaces, tuples as lists, floats by `repr`.
+
+    Raises `ValueError` for NaN and infinities, `TypeError` for what JSON cannot hold.
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureKeyTerms:
+    """The terms of one item's key; the module's table says what each is for."""
+
+    tenant: str
+    content: str
+    sampling: tuple[float, ...]
+    decode_backend: str
+    resize_backend: str
+    resized_size: tuple[int, int]
+    processor: str
+    weights: str
+    precision: str
+    placeholder: str
+    prompt: str = ""
+
+    def __post_init__(self) -> None:
+        if not self.content:
+            raise ValueError("a feature key needs the content it stands for, such as 'sha256:<hex>'; got ''")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The terms as JSON gives them back from a record; 1 and 1.0 seconds are one time."""
+        terms = dataclasses.asdict(self)
+        return terms | {"sampling": [float(t) for t in self.sampling], "resized_size": list(self.resized_size)}
+
+    def digest(self) -> str:
+        """The feature key: the first 40 hex digits of SHA-256 over `canonical_json(as_dict())`."""
+        return hashlib.sha256(canonical_json(self.as_dict())).hexdigest()[:KEY_DIGITS]

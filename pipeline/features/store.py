@@ -1,0 +1,214 @@
+"""The feature store: the seam between an encode pass that puts records and the passes that use them.
+
+    STORE/shards/<shard>.lmdb         sealed shards
+    STORE/catalogue/<shard>.parquet   key → shard, one file a sealed shard
+    STORE/sources/*.parquet           source id → content hash and probe
+    LOCAL/open/<shard>/               open shards, one writer each
+    LOCAL/cache/<shard>.lmdb          sealed shards brought here from elsewhere
+
+LOCAL is STORE itself when that is on a local disk. A store on object storage or a network file system has its LOCAL
+below `local_path`, in a folder named by the digest of STORE.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.errors import ConfigError
+from pipeline.features.catalogue import (
+    Catalogue,
+    SealedShard,
+    SourceCatalogue,
+    load_catalogue,
+    new_name,
+    read_sealed,
+)
+from pipeline.features.codec import FeatureRecord, decode_record, encode_record
+from pipeline.features.identity import canonical_json
+from pipeline.features.lifecycle import delete_shard, fetch_shard, recover_shards, seal_shard, sealed_name
+from pipeline.features.local_disk import network_filesystem
+from pipeline.features.shard import ShardReader, ShardWriter
+from pipeline.storage import Folder
+
+SHARD_BYTES = 4 * 2**30
+_MAX_READERS = 16
+
+
+def _local_folder(url: str, local_path: str | None) -> str:
+    """Where this machine keeps its part of the remote store at `url`; no other store's part lies there."""
+    name = hashlib.sha256(url.encode()).hexdigest()[:16]
+    if local_path is not None:
+        return os.path.join(os.path.abspath(local_path), name)
+    own = os.path.join(tempfile.gettempdir(), f"headrace-{os.getuid()}")
+    os.makedirs(own, mode=0o700, exist_ok=True)
+    if os.stat(own).st_uid != os.getuid():
+        raise ConfigError(f"{own} belongs to another user; set store.local_path to a folder of your own")
+    return os.path.join(own, name)
+
+
+class FeatureStore:
+    """Feature records by key, in shards. Cheap to make and to pickle: nothing is opened until it is used.
+
+    A hit is a claim: whatever cannot be read, or is not what was asked for, is None, and counted in `fallbacks`.
+    """
+
+    def __init__(self, path: str, local_path: str | None = None, shard_bytes: int = SHARD_BYTES) -> None:
+        self.folder = Folder(path)
+        self.is_local = self.folder.is_local and network_filesystem(self.folder.path) is None
+        if self.folder.is_local:  # absolute: a worker that unpickles this has another current directory
+            self.folder = Folder(self.folder.path)
+        self.shard_bytes = shard_bytes
+        self.sources = SourceCatalogue(self.folder)
+        self.fallbacks = 0
+        self._local_path = local_path
+        local = self.folder.path if self.is_local else _local_folder(self.folder.url, local_path)
+        self._open_root = os.path.join(local, "open")
+        self._cache_dir = None if self.is_local else os.path.join(local, "cache")
+        self._catalogue: Catalogue | None = None
+        self._readers: OrderedDict[str, ShardReader] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[type[FeatureStore], tuple[str, str | None, int]]:
+        return type(self), (self.folder.url, self._local_path, self.shard_bytes)
+
+    def writer(self) -> StoreWriter:
+        """A writer of shards of its own; one a worker."""
+        return StoreWriter(self)
+
+    def find(self, keys: Sequence[str]) -> dict[str, str]:
+        """Key → shard id of those in sealed shards, as of the first call in this process or the last `reload()`."""
+        if self._catalogue is None:
+            self.reload()
+        assert self._catalogue is not None
+        return self._catalogue.find(keys)
+
+    def reload(self) -> None:
+        """Look again for what others have sealed or deleted."""
+        self._catalogue = load_catalogue(self.folder, self._catalogue)
+
+    def get(self, shard_id: str, key: str) -> FeatureRecord | None:
+        """The record, wherever its shard is now: sealed, brought from the remote store, or open on this machine."""
+        return self.fetch([(shard_id, key)])[0]
+
+    def fetch(
+        self, locations: Sequence[tuple[str, str]], expected_terms: Sequence[dict[str, Any]] | None = None
+    ) -> list[FeatureRecord | None]:
+        """The records at `locations` (shard id, key), in their order; None where there is none or its terms differ.
+
+        Tensors are views into the shard's file and keep it mapped. Raises `OSError` when a remote store fails.
+        """
+        records: list[FeatureRecord | None] = [None] * len(locations)
+        for i in sorted(range(len(locations)), key=lambda i: locations[i][0]):
+            record = self._read(*locations[i])
+            if record is not None and expected_terms is not None and not _same(record, expected_terms[i]):
+                record = None
+            records[i] = record
+        self.fallbacks += records.count(None)
+        return records
+
+    def recover(self) -> list[SealedShard]:
+        """Seal what dead writers left open on this machine."""
+        return recover_shards(self._open_root, self.folder, self._cache_dir)
+
+    def delete_shards(self, shard_ids: Sequence[str]) -> None:
+        """Remove shards with all their records; absent ones are none the worse."""
+        for shard_id in shard_ids:
+            delete_shard(shard_id, self.folder, self._open_root, self._cached(shard_id))
+        if self._catalogue is not None:
+            kept = self._catalogue.parts.keys() - set(shard_ids)
+            self._catalogue = Catalogue({shard_id: self._catalogue.parts[shard_id] for shard_id in kept})
+
+    def close(self) -> None:
+        """Let go of every open shard; records that are still in use stay readable."""
+        with self._lock:
+            self._readers.clear()
+
+    def _read(self, shard_id: str, key: str) -> FeatureRecord | None:
+        try:
+            data = self._reader(shard_id).get(key)
+            return decode_record(data) if data is not None else None
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _reader(self, shard_id: str) -> ShardReader:
+        with self._lock:
+            reader = self._readers.pop(shard_id, None)
+            if reader is None or not os.path.exists(reader.path):  # a deleted file keeps its disk space while mapped
+                reader = self._open_reader(shard_id)
+            self._readers[shard_id] = reader
+            if len(self._readers) > _MAX_READERS:
+                self._readers.popitem(last=False)
+            return reader
+
+    def _open_reader(self, shard_id: str) -> ShardReader:
+        try:
+            return ShardReader(self._locate(shard_id))
+        except FileNotFoundError:  # sealed between the look and the opening: then it is where sealed ones are
+            return ShardReader(self._locate(shard_id))
+
+    def _locate(self, shard_id: str) -> str:
+        cached = self._cached(shard_id)
+        sealed = self.folder.locate(sealed_name(shard_id)) if cached is None else cached
+        open_dir = os.path.join(self._open_root, shard_id)
+        if os.path.exists(sealed):
+            return sealed
+        if os.path.exists(open_dir):
+            return open_dir
+        shard = read_sealed(self.folder, shard_id) if cached is not None else None
+        if cached is None or shard is None:
+            raise FileNotFoundError(f"shard {shard_id} is neither in {self.folder.url} nor open on this machine")
+        fetch_shard(self.folder, shard, cached)
+        return cached
+
+    def _cached(self, shard_id: str) -> str | None:
+        return None if self._cache_dir is None else os.path.join(self._cache_dir, f"{shard_id}.lmdb")
+
+    def _seal(self, open_dir: str) -> SealedShard | None:
+        return seal_shard(open_dir, self.folder, keep_at=self._cached(os.path.basename(open_dir)))
+
+    def _new_shard(self) -> ShardWriter:
+        return ShardWriter(self._open_root, new_name())
+
+
+def _same(record: FeatureRecord, terms: dict[str, Any]) -> bool:
+    return canonical_json(record.key_terms) == canonical_json(terms)
+
+
+class StoreWriter:
+    """Puts batches into a shard of its own, opened with the first batch and sealed when it holds `shard_bytes`."""
+
+    def __init__(self, store: FeatureStore) -> None:
+        self._store = store
+        self._shard: ShardWriter | None = None
+        self._num_bytes = 0
+
+    def put(self, records: Sequence[tuple[str, FeatureRecord]]) -> str:
+        """Commit a batch whole, or not at all; returns the id of the shard that has it, for its receipt."""
+        if self._shard is None:
+            self._shard = self._store._new_shard()
+            self._num_bytes = 0
+        items = [(key, encode_record(record)) for key, record in records]
+        self._shard.put_batch(items)
+        self._num_bytes += sum(len(data) for _, data in items)
+        shard_id = self._shard.shard_id
+        if self._num_bytes >= self._store.shard_bytes:
+            self.seal()
+        return shard_id
+
+    def seal(self) -> SealedShard | None:
+        """Close the current shard and seal it: its records outlive this machine's process and, remote, the machine."""
+        path = self._shard.path if self._shard is not None else None
+        self.close()
+        return self._store._seal(path) if path is not None else None
+
+    def close(self) -> None:
+        """Close the current shard without sealing it; `FeatureStore.recover()` on this machine will."""
+        if self._shard is not None:
+            self._shard.close()
+            self._shard = None

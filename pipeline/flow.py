@@ -1,0 +1,217 @@
+"""The line. Every stage of a run, in order; start reading here.
+
+manifest → probe → admit → plan → decode → encode → persist       encode pass: media → features
+requests → prompt → plan → fetch features → generate → restore → write   generate pass: features → text
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow.parquet as pq
+
+from pipeline import engine
+from pipeline.config import Config
+from pipeline.demo.media import make_demo_media
+from pipeline.errors import QuarantineLimitError
+from pipeline.features.store import FeatureStore
+from pipeline.planning.windows import Window, plan_windows, segments
+from pipeline.progress import PassBar
+from pipeline.runs.ledger import Ledger
+from pipeline.runs.receipts import PassName, ReceiptBook
+from pipeline.runs.report import write_report
+from pipeline.runs.run import Run, start_run
+from pipeline.runs.summary import build_summary, describe_environment, write_summary
+from pipeline.schema import Receipt
+from pipeline.sinks.parquet import part_name
+from pipeline.stages.context import StageContext
+from pipeline.stages.decode import DecodeBatches
+from pipeline.stages.encode import EncodeBatches
+from pipeline.stages.encode_finish import finish_encode_window
+from pipeline.stages.encode_plan import PlanEncodeWindow
+from pipeline.stages.generate import GenerateBatches
+from pipeline.stages.generate_finish import finish_generate_window
+from pipeline.stages.model_digest import weights_digest
+from pipeline.stages.prompt import PlanPromptWindow
+from pipeline.storage import Folder
+
+_REPORT_ITEMS = 50
+
+
+def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
+    """Media → features in the store."""
+    config = context.config
+    workers = engine.preflight(
+        config.encode.device, config.ray.encode_workers, config.ray, decode_workers=config.ray.decode_workers
+    )
+    rows = engine.windows_dataset(windows)
+    planned = engine.map_windows(rows, PlanEncodeWindow(context))
+    decoded = engine.map_blocks(planned, DecodeBatches(context), tasks=workers.tasks)
+    encoded = engine.map_actors(decoded, EncodeBatches, {"context": context}, workers)
+    return engine.receipts(encoded)
+
+
+def generate_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
+    """Features → answers."""
+    config = context.config
+    workers = engine.preflight(config.generate.device, config.ray.generate_workers, config.ray)
+    rows = engine.windows_dataset(windows)
+    prompted = engine.map_windows(rows, PlanPromptWindow(context))
+    generated = engine.map_actors(prompted, GenerateBatches, {"context": context}, workers)
+    return engine.receipts(generated)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pass:
+    """A pass over a segment's windows, and the task that publishes a window when its receipts are in."""
+
+    name: PassName
+    receipts: Callable[[StageContext, Sequence[Window]], Iterator[Receipt]]
+    finish: Callable[[StageContext, Window], dict[str, Any]]
+
+
+ENCODE = Pass(name="encode", receipts=encode_pass, finish=finish_encode_window)
+GENERATE = Pass(name="generate", receipts=generate_pass, finish=finish_generate_window)
+
+
+def run(config: Config) -> dict[str, Any]:
+    """A whole run: freeze the listing, encode and generate by segments, write parts, summary and report.
+
+    Returns the summary. Resumes what an earlier start of the same run left. Raises `QuarantineLimitError` after the
+    summary is written, when more than `max_quarantined_fraction` of the items were quarantined.
+    """
+    started = time.perf_counter()
+    if config.demo_media is not None:
+        make_demo_media(config.input, **config.demo_media.model_dump())
+    with start_run(config) as current, engine.ray_session(config.ray) as ray_seconds:
+        engine.quiet_ray_data(config)
+        summary = _Driver(config, current).drive(started, ray_seconds)
+    _check_quarantine(summary, config.max_quarantined_fraction)
+    return summary
+
+
+class _Driver:
+    """Consumes receipts; nothing else of a run passes through the driver."""
+
+    def __init__(self, config: Config, current: Run) -> None:
+        self.config = config
+        self.run = current
+        self.ledger = Ledger(current.folder)
+        self.book = ReceiptBook()
+        self.items: dict[str, dict[str, int]] = {"counts": {}, "quarantine": {}}
+        self.seconds = {"encode_pass": 0.0, "generate_pass": 0.0}
+
+    def drive(self, started: float, ray_seconds: float) -> dict[str, Any]:
+        digest = engine.run_task(weights_digest, self.config)
+        context = StageContext(config=self.config, run_url=self.run.folder.url, weights_digest=digest)
+        self._seal_leftovers()
+        finished = {each.name: self._restore(each.name) for each in (ENCODE, GENERATE)}
+        ray = self.config.ray
+        windows = plan_windows(
+            self.run.manifest.num_items, first_items=ray.first_window_items, full_items=ray.window_items
+        )
+        for segment in segments(windows, ray.segment_windows):
+            todo = [window for window in segment if window.index not in finished["generate"]]
+            self._pass(ENCODE, context, [window for window in todo if window.index not in finished["encode"]])
+            self._seal_leftovers()
+            self._pass(GENERATE, context, todo)
+            self._release(segment)
+        return self._finish(started, ray_seconds)
+
+    def _restore(self, name: PassName) -> dict[int, dict[str, Any]]:
+        entries = self.ledger.finished(name)
+        for window, entry in entries.items():
+            self.book.restore(name, window, entry)
+            self._count(entry.get("items", {}))
+        return entries
+
+    def _pass(self, each: Pass, context: StageContext, windows: list[Window]) -> None:
+        if not windows:
+            return
+        started = time.perf_counter()
+        by_index = {window.index: window for window in windows}
+        finishing = engine.Background()
+        with PassBar(each.name) as bar:
+            for receipt in each.receipts(context, windows):
+                if not self.book.add(receipt):
+                    continue
+                bar.update(receipt)
+                if self.book.is_finished(each.name, receipt.window):
+                    finishing.submit(each.finish, context, by_index[receipt.window])
+                self._record(each, finishing.ended())
+            self._record(each, finishing.ended(wait=True))
+        missing = sorted(set(by_index) - set(self.ledger.finished(each.name)))
+        if missing:
+            raise RuntimeError(f"the {each.name} pass ended without finishing windows {missing}")
+        self.seconds[f"{each.name}_pass"] += time.perf_counter() - started
+
+    def _record(self, each: Pass, ended: Iterator[tuple[Window, dict[str, Any]]]) -> None:
+        for window, result in ended:
+            self.run.lock.check()
+            totals = self.book.settle(each.name, window.index)
+            self.ledger.record(each.name, window.index, {**totals.to_entry(), "items": result})
+            self._count(result)
+
+    def _count(self, result: Mapping[str, Any]) -> None:
+        for kind, sums in self.items.items():
+            for name, count in result.get(kind, {}).items():
+                sums[name] = sums.get(name, 0) + count
+
+    def _seal_leftovers(self) -> None:
+        """Shards whose writer has gone become sealed, and so known to later runs."""
+        engine.run_on_every_node(_recover, self.config)
+
+    def _release(self, segment: list[Window]) -> None:
+        """With `store.retention: segment` the store is scratch: what this run put there for the segment goes."""
+        if self.config.store.retention != "segment":
+            return
+        entries = self.ledger.finished("encode")
+        shards = {shard for window in segment for shard in entries[window.index]["items"].get("shards", [])}
+        engine.run_on_every_node(_delete_shards, self.config, sorted(shards))
+
+    def _finish(self, started: float, ray_seconds: float) -> dict[str, Any]:
+        folder = self.run.folder
+        folder.remove("_work")
+        seconds = {**self.book.seconds, **self.seconds}
+        summary = build_summary(
+            run_id=self.run.run_id,
+            config_digest=self.run.config_digest,
+            status="done",
+            items_in=self.run.manifest.num_items,
+            counts={**self.book.counts, **self.items["counts"]},
+            seconds={**seconds, "ray_startup": ray_seconds, "total": time.perf_counter() - started},
+            quarantine=self.items["quarantine"],
+            environment=describe_environment([]),
+        )
+        write_report(folder, summary, _samples(folder))
+        write_summary(folder, summary)
+        return summary
+
+
+def _store(config: Config) -> FeatureStore:
+    return FeatureStore(config.store.path, config.store.local_path, config.store.shard_bytes)
+
+
+def _recover(config: Config) -> int:
+    return len(_store(config).recover())
+
+
+def _delete_shards(config: Config, shards: list[str]) -> None:
+    _store(config).delete_shards(shards)
+
+
+def _samples(folder: Folder) -> list[dict[str, Any]]:
+    with folder.open(part_name(0)) as file:
+        return pq.read_table(file).slice(0, _REPORT_ITEMS).to_pylist()  # type: ignore[no-any-return]
+
+
+def _check_quarantine(summary: Mapping[str, Any], allowed: float) -> None:
+    quarantined, items = summary["items_quarantined"], summary["items_in"]
+    if items and quarantined / items > allowed:
+        raise QuarantineLimitError(
+            f"{quarantined} of {items} items were quarantined, max_quarantined_fraction allows {allowed:.1%}; "
+            f"by code: {summary['quarantine']}"
+        )

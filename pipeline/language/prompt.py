@@ -1,0 +1,83 @@
+"""Requests as token ids: the chat template rendered once, each placeholder replaced by its item's stored ids."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from pipeline.errors import ItemError
+from pipeline.schema import Modality, Request
+
+
+def chat_messages(
+    request: Request, modalities: Sequence[Modality], *, prompt: str, system: str | None
+) -> list[dict[str, Any]]:
+    """The chat of a request: its own `messages`, or its media followed by its own (or the job's) prompt.
+
+    Raises `ItemError` when the media parts of `messages` are not the request's media, in order.
+    """
+    if request.messages is not None:
+        messages = [dict(message) for message in request.messages]
+        asked = [
+            part["type"] for message in messages for part in _parts(message) if part.get("type") in ("image", "video")
+        ]
+        if asked != list(modalities):
+            raise ItemError(
+                "prompt",
+                "media_mismatch",
+                f"messages show {asked or 'no media'}, the request carries {list(modalities) or 'none'}",
+            )
+    else:
+        text = request.prompt if request.prompt is not None else prompt
+        content = [{"type": modality} for modality in modalities] + [{"type": "text", "text": text}]
+        messages = [{"role": "user", "content": content}]
+    if system is not None and messages[0].get("role") != "system":
+        messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})
+    return messages
+
+
+def prompt_ids(
+    processor: Any,
+    messages: list[dict[str, Any]],
+    media: Sequence[tuple[Modality, Sequence[int]]],
+    *,
+    max_tokens: int,
+) -> list[int]:
+    """Token ids of the rendered chat with each placeholder token replaced by its item's ids, in order.
+
+    Raises `ItemError` when the text itself contains a placeholder, and when the prompt is longer than `max_tokens`: a
+    prompt is never cut, since a cut through a placeholder would be silent and wrong.
+    """
+    tokens = {getattr(processor, f"{m}_token"): m for m in ("image", "video") if getattr(processor, f"{m}_token", None)}
+    pattern = "|".join(re.escape(token) for token in tokens)
+    for message in messages:
+        for part in _parts(message):
+            if re.search(pattern, part.get("text", "")):
+                raise ItemError("prompt", "placeholder_in_text", f"the text contains one of {', '.join(tokens)}")
+    rendered = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    if [tokens[found] for found in re.findall(pattern, rendered)] != [modality for modality, _ in media]:
+        raise ItemError(
+            "prompt", "template_mismatch", "the chat template does not show every media item once, in order"
+        )
+    ids = processor.tokenizer(rendered)["input_ids"]
+    placeholder_ids = {processor.tokenizer.convert_tokens_to_ids(token) for token in tokens}
+    expansions = iter(media)
+    spliced: list[int] = []
+    for token_id in ids:
+        if token_id in placeholder_ids:
+            spliced.extend(next(expansions)[1])
+        else:
+            spliced.append(token_id)
+    if len(spliced) > max_tokens:
+        raise ItemError(
+            "prompt", "prompt_too_long", f"{len(spliced):,} tokens, generate.max_prompt_tokens allows {max_tokens:,}"
+        )
+    return spliced
+
+
+def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:
+    content = message.get("content")
+    if isinstance(content, str):
+        return [{"type": "text", "text": content}]
+    return list(content or [])

@@ -1,0 +1,14 @@
+"""Which libraries decode: a term of every feature's key."""
+
+from __future__ import annotations
+
+import av
+import PIL
+
+
+def _libav() -> str:
+    names = ("libavformat", "libavcodec", "libswscale")
+    return ",".join(f"{name}-{'.'.join(map(str, av.library_versions[name]))}" for name in names)
+
+
+DECODE_BACKEND: str = f"pyav-{av.__version__},{_libav()},pillow-{PIL.__version__}"

@@ -1,0 +1,74 @@
+"""Images to pixels."""
+
+from __future__ import annotations
+
+import io
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import PIL.Image
+from PIL.Image import Image
+
+from pipeline.errors import ItemError
+from pipeline.media.pillow import PILLOW_ERRORS, open_image, presented_transpose
+from pipeline.media.resize import resize_frames
+from pipeline.media.sniff import identify
+from pipeline.schema import Frames
+
+_WHITE = (255, 255, 255, 255)
+_TRUNCATION_WORDS = ("truncat", "unexpected end", "premature")
+
+
+def decode_image(data: bytes | BinaryIO, size: tuple[int, int] | None) -> Frames:
+    """One frame, RGB, upright by EXIF, resized to `size` = (height, width) where given.
+
+    Transparency is composited on white; 16-bit grey keeps its high byte's scale (value / 257); CMYK converts as Pillow
+    does; an animation shows its first frame. Raises `ItemError` (stage `decode`): `truncated`, `corrupt`,
+    `unsupported_mode`.
+    """
+    file = io.BytesIO(data) if isinstance(data, bytes) else data
+    pixels = _upright_rgb(file)[np.newaxis]  # (1, H, W, 3)
+    return Frames(pixels=pixels if size is None else resize_frames(pixels, size), pts_seconds=(0.0,))
+
+
+def _upright_rgb(file: BinaryIO) -> npt.NDArray[np.uint8]:
+    signature = identify(file, stage="decode", name="image")
+    try:
+        with open_image(file, signature.format) as image:
+            transpose = presented_transpose(image)
+            rgb = _to_rgb(image)
+    except PILLOW_ERRORS as error:
+        raise _failure(file, signature.format, error) from error
+    return np.array(rgb if transpose is None else rgb.transpose(transpose))
+
+
+def _to_rgb(image: Image) -> Image:
+    if image.mode == "RGB" and "transparency" not in image.info:
+        return image.convert("RGB")
+    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
+        pixels = image.convert("RGBA")
+        return PIL.Image.alpha_composite(PIL.Image.new("RGBA", pixels.size, _WHITE), pixels).convert("RGB")
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        values = np.asarray(image).astype(np.int64)
+        return PIL.Image.fromarray(((values.clip(0, 65535) + 128) // 257).astype(np.uint8)).convert("RGB")
+    if image.mode in ("F", "LAB"):
+        raise ItemError(
+            "decode", "unsupported_mode", f"{image.format} with pixels of mode {image.mode}: no one scale to 8 bits"
+        )
+    return image.convert("RGB")
+
+
+def _failure(file: BinaryIO, format: str, error: Exception) -> ItemError:
+    cut_off = any(word in str(error).lower() for word in _TRUNCATION_WORDS) or _riff_is_short(file, format)
+    code = "truncated" if cut_off or isinstance(error, EOFError) else "corrupt"
+    return ItemError("decode", code, f"{format}: {error}")
+
+
+def _riff_is_short(file: BinaryIO, format: str) -> bool:
+    """True for a WebP with fewer bytes than its header says; libwebp's own message does not tell."""
+    if format != "WEBP":
+        return False
+    num_bytes = file.seek(0, io.SEEK_END)
+    file.seek(4)
+    return num_bytes < 8 + int.from_bytes(file.read(4), "little")

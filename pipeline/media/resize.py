@@ -1,0 +1,24 @@
+"""Resizing that equals what torchvision, and so the models' own processors, would have made of the same pixels."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch.nn import functional
+
+RESIZE_BACKEND: str = f"torch-uint8-bicubic-antialias/{torch.__version__.split('+')[0]}"
+
+
+def resize_frames(pixels: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """`uint8 (T, H, W, 3)` at `size` = (height, width); `pixels` itself when it has that size already.
+
+    Bit-equal to `torchvision.transforms.v2.functional.resize(…, BICUBIC, antialias=True)` on a uint8 CPU tensor, which
+    calls the same uint8 kernel (`transforms/v2/functional/_geometry.py`, `resize_image`); channels-last skips its
+    repacking.
+    """
+    if pixels.shape[1:3] == size:
+        return pixels
+    frames = torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(0, 3, 1, 2)
+    resized = functional.interpolate(frames, size=size, mode="bicubic", align_corners=False, antialias=True)
+    return resized.permute(0, 2, 3, 1).contiguous().numpy()

@@ -1,0 +1,30 @@
+"""Windows: contiguous ranges of `item_index`, fixed by configuration and manifest alone. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Window:
+    """Items `start` (included) to `stop` (excluded)."""
+
+    index: int
+    start: int
+    stop: int
+
+
+def plan_windows(num_items: int, *, first_items: int, full_items: int) -> list[Window]:
+    """All windows of a run: `first_items`, doubling up to `full_items`, so that the first accelerator starts early."""
+    windows: list[Window] = []
+    start, size = 0, min(first_items, full_items)
+    while start < num_items:
+        stop = min(start + size, num_items)
+        windows.append(Window(index=len(windows), start=start, stop=stop))
+        start, size = stop, min(2 * size, full_items)
+    return windows
+
+
+def segments(windows: list[Window], windows_per_segment: int) -> list[list[Window]]:
+    """Runs of windows that are encoded, generated, written and released together."""
+    return [windows[i : i + windows_per_segment] for i in range(0, len(windows), windows_per_segment)]

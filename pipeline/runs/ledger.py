@@ -1,0 +1,38 @@
+"""The ledger: which windows a run has finished, one small file each, append-only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from pipeline.runs.receipts import PassName
+from pipeline.storage import Folder
+
+_FOLDER = "_run/ledger"
+_READ_THREADS = 16  # a resumed run of 10,000 windows waits for as many small objects
+
+
+class Ledger:
+    """A run's finished windows, by pass. Object stores cannot append to a file, so a line is a file of its own."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+
+    def record(self, pass_name: PassName, window: int, entry: Mapping[str, Any]) -> None:
+        """Put down that a window is finished. `entry`: `Totals.to_entry()`, and what else JSON holds.
+
+        A window's first line stands: recording it again changes nothing.
+        """
+        name = f"{_FOLDER}/{pass_name}-{window:06d}.json"
+        if not self._folder.exists(name):
+            self._folder.write_json(name, dict(entry))
+
+    def finished(self, pass_name: PassName) -> dict[int, dict[str, Any]]:
+        """Window → entry, ascending."""
+        matches = (re.fullmatch(rf"{pass_name}-(\d+)\.json", name) for name in self._folder.list(_FOLDER))
+        names = {int(match[1]): f"{_FOLDER}/{match[0]}" for match in matches if match}
+        with ThreadPoolExecutor(_READ_THREADS) as pool:
+            entries = pool.map(self._folder.read_json, names.values())
+            return dict(sorted(zip(names, entries, strict=True)))

@@ -1,0 +1,91 @@
+"""A run: its id, its folder, and what is written there before the first window starts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from pipeline.config import Config
+from pipeline.errors import ConfigError
+from pipeline.runs.lock import RunLock, run_lock
+from pipeline.runs.manifest import FrozenManifest, freeze_manifest, publish_manifest, stage_manifest
+from pipeline.storage import Folder
+
+_CONFIG_NAME = "_run/config.json"
+_LATEST_NAME = "latest"
+
+
+def derive_run_id(config_digest: str, manifest_digest: str, *, job: str = "caption") -> str:
+    """The id of a run nobody named: the same configuration and listing always find the same run."""
+    return f"{job}-{config_digest[:8]}-{manifest_digest[:8]}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A run that this process holds: what to read, and where to write."""
+
+    run_id: str
+    folder: Folder
+    config_digest: str
+    manifest: FrozenManifest
+    lock: RunLock
+
+
+@contextmanager
+def start_run(config: Config) -> Iterator[Run]:
+    """Find or make the run's folder under `config.output`, hold its lock, freeze the listing, write `latest`.
+
+    A named run that has its listing reads only that: `config.input` is not looked at again. Raises `ConfigError` when
+    the folder belongs to another configuration or listing, and what `run_lock` and `freeze_manifest` raise.
+    """
+    if config.run_id is not None:
+        with _held(config, config.run_id) as (folder, lock):
+            yield _started(
+                config, config.run_id, folder, lock, freeze_manifest(config.input, folder, limit=config.limit)
+            )
+        return
+    with stage_manifest(config.input, limit=config.limit) as staged:
+        run_id = derive_run_id(config.digest(), staged.digest)
+        with _held(config, run_id) as (folder, lock):
+            manifest = publish_manifest(staged, folder)
+            staged.discard()
+            yield _started(config, run_id, folder, lock, manifest)
+
+
+@contextmanager
+def _held(config: Config, run_id: str) -> Iterator[tuple[Folder, RunLock]]:
+    folder = output_folder(config).sub(run_id)
+    with run_lock(folder) as lock:
+        _claim(folder, config)
+        yield folder, lock
+
+
+def output_folder(config: Config) -> Folder:
+    """The root of all runs. A local path is made absolute: workers have other working directories."""
+    return Folder(config.output if "://" in config.output else os.path.abspath(os.path.expanduser(config.output)))
+
+
+def _claim(folder: Folder, config: Config) -> None:
+    """Write the resolved configuration, or see that what is there has the same digest."""
+    if not folder.exists(_CONFIG_NAME):
+        folder.write_json(_CONFIG_NAME, {"digest": config.digest(), "config": config.model_dump(mode="json")})
+        return
+    known = folder.read_json(_CONFIG_NAME)
+    if known["digest"] != config.digest():
+        raise ConfigError(
+            f"{folder.url}: belongs to a run of another configuration (digest {known['digest']}, this one has "
+            f"{config.digest()}); use another run_id or output"
+        )
+    # The listing is frozen: without this, a nightly run that keeps its name would answer with the first night's items.
+    if config.run_id is not None and known["config"]["input"] != config.input:
+        raise ConfigError(
+            f"{folder.url}: belongs to a run of another input ({known['config']['input']!r}, this one has "
+            f"{config.input!r}); use another run_id or output"
+        )
+
+
+def _started(config: Config, run_id: str, folder: Folder, lock: RunLock, manifest: FrozenManifest) -> Run:
+    output_folder(config).write_bytes(_LATEST_NAME, f"{run_id}\n".encode())
+    return Run(run_id=run_id, folder=folder, config_digest=config.digest(), manifest=manifest, lock=lock)

@@ -1,0 +1,165 @@
+"""The values that travel between stages: frozen, validated, free of torch and Ray."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+Modality = Literal["image", "video"]
+Status = Literal["ok", "quarantined", "skipped"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MediaItem:
+    """One image or video: a URI, or inline bytes.
+
+    `modality` is None when neither the manifest nor the file name says; the probe then decides by content.
+    `version` (an object version or any caller-given token) and `sha256` identify the content without a fetch.
+    """
+
+    uri: str | None = None
+    data: bytes | None = None
+    modality: Modality | None = None
+    version: str | None = None
+    sha256: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.uri is None) == (self.data is None):
+            raise ValueError(f"a media item has either a uri or inline data, got {self.uri = }")
+
+    @property
+    def name(self) -> str:
+        """What to call the item in messages."""
+        return self.uri if self.uri is not None else f"<{len(self.data or b'')} inline bytes>"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Request:
+    """One manifest row: what a caller wants to be asked about zero or more media items.
+
+    `prompt` or `messages` (chat form; content parts of type "image"/"video" take `media` in order) override the
+    job's own prompt.
+    """
+
+    item_index: int
+    id: str
+    media: tuple[MediaItem, ...] = ()
+    prompt: str | None = None
+    messages: tuple[dict[str, Any], ...] | None = None
+    tenant: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Probe:
+    """Facts from a media header, before decode. `width` and `height` are as presented (rotation applied).
+
+    Images: `num_frames` 1, `duration_seconds` and `rate_fps` 0. Videos: `duration_seconds` is first presented frame to
+    end of the last, `rate_fps` the average rate, `num_frames` an estimate that may be wrong (edit lists, WebM, TS).
+    """
+
+    modality: Modality
+    container: str
+    codec: str
+    width: int
+    height: int
+    num_bytes: int
+    duration_seconds: float = 0.0
+    rate_fps: float = 0.0
+    num_frames: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResourceVector:
+    """What one media item will cost, known before anything large is allocated."""
+
+    num_bytes: int
+    pixels_per_frame: int
+    num_frames: int
+    duration_seconds: float
+    feature_tokens: int
+
+    @property
+    def total_pixels(self) -> int:
+        """Pixels of all sampled frames at their original size."""
+        return self.pixels_per_frame * self.num_frames
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplePlan:
+    """The presentation times, in seconds from the first shown frame, of the frames to take; never descending."""
+
+    pts_seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        times = self.pts_seconds
+        if not times or min(times) < 0 or any(b < a for a, b in itertools.pairwise(times)):
+            raise ValueError(f"a sample plan needs one or more ascending times >= 0, got {times}")
+
+    def __len__(self) -> int:
+        return len(self.pts_seconds)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Frames:
+    """Decoded, resized frames and the presentation times actually shown, in seconds from the first shown frame."""
+
+    pixels: npt.NDArray[np.uint8]  # (T, H, W, 3)
+    pts_seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        shape = self.pixels.shape
+        if self.pixels.dtype != np.uint8 or len(shape) != 4 or shape[3] != 3 or shape[0] != len(self.pts_seconds):
+            raise ValueError(
+                f"frames are uint8 (T, H, W, 3) with T times, got {self.pixels.dtype} {shape} "
+                f"and {len(self.pts_seconds)} times"
+            )
+
+    def __repr__(self) -> str:
+        return f"Frames(pixels={self.pixels.dtype}{list(self.pixels.shape)}, pts_seconds={self.pts_seconds})"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Geometry:
+    """Where an item's features lie: `grid` is (t, h, w) in patches before merging, sizes are (height, width)."""
+
+    grid: tuple[int, int, int]
+    merge_size: int
+    feature_length: int
+    original_size: tuple[int, int]
+    resized_size: tuple[int, int]
+    timestamps: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemFailure:
+    """The wire form of `errors.ItemError`: why an item is in quarantine."""
+
+    stage: str
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Receipt:
+    """Says that a planned batch is put away. Idempotent by (stage, window, batch, digest).
+
+    `counts` and `seconds` are additive: every number of the run's summary is a sum over receipts.
+    """
+
+    stage: Literal["plan", "encode", "prompt", "generate"]
+    window: int
+    batch: int
+    digest: str
+    shard: str = ""
+    counts: dict[str, int] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+    quarantine: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> tuple[str, int, int, str]:
+        """What makes two deliveries of one receipt the same."""
+        return self.stage, self.window, self.batch, self.digest

@@ -1,0 +1,46 @@
+"""What every stage of a run needs to know; small, picklable, and cheap to make again in each worker."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from pipeline.config import Config
+from pipeline.features.store import FeatureStore
+from pipeline.models.vision_language import VisionLanguageFacts
+from pipeline.storage import Folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageContext:
+    """A run's configuration and folder, and the digest of the weights its features come from."""
+
+    config: Config
+    run_url: str
+    weights_digest: str
+
+    @property
+    def folder(self) -> Folder:
+        """The run's folder."""
+        return Folder(self.run_url)
+
+    @property
+    def facts(self) -> VisionLanguageFacts:
+        """The model's processor and configuration, loaded once a process."""
+        return _facts(self.config.model)
+
+    @property
+    def store(self) -> FeatureStore:
+        """The feature store, one a process: it holds open shards and the catalogue."""
+        section = self.config.store
+        return _store(section.path, section.local_path, section.shard_bytes)
+
+
+@functools.lru_cache(maxsize=4)
+def _facts(model: str) -> VisionLanguageFacts:
+    return VisionLanguageFacts.load(model)
+
+
+@functools.lru_cache(maxsize=4)
+def _store(path: str, local_path: str | None, shard_bytes: int) -> FeatureStore:
+    return FeatureStore(path, local_path, shard_bytes)

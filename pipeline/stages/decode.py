@@ -1,0 +1,84 @@
+"""Planned batches → the same batches with resized `uint8` frames."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.errors import ItemError
+from pipeline.media.decode import decode_media
+from pipeline.media.source import FetchCounter, read_source
+from pipeline.schema import Frames, ItemFailure
+from pipeline.stages.context import StageContext
+from pipeline.stages.encode_plan import key_terms, sha256_content
+from pipeline.stages.rows import DecodedMedia, PlannedMedia, batch_table
+
+
+@dataclass(frozen=True)
+class DecodeBatches:
+    """Stage: rows of `BATCH_SCHEMA` without pixels → with pixels, one row at a time; receipt rows pass."""
+
+    context: StageContext
+
+    def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
+        """One table of one row for each row; a row's items keep their order, failed ones stay with their reason."""
+        for index in range(batches.num_rows):
+            row = batches.slice(index, 1)
+            yield row if row["receipt"][0].is_valid else self._decode(row)
+
+    def _decode(self, row: pa.Table) -> pa.Table:
+        [batch] = row.drop_columns("pixels").to_pylist()
+        planned = [PlannedMedia.from_row(item) for item in batch["items"]]
+        counter = FetchCounter()
+        height, width = planned[0].geometry.resized_size
+        shape = (len(planned), len(planned[0].requested), height, width, 3)
+        pixels: npt.NDArray[np.uint8] = np.empty(shape, np.uint8)
+        decoded: list[DecodedMedia] = []
+        filled = 0
+        for item in planned:
+            done, frames = self._decode_one(item, counter)
+            if frames is not None:
+                pixels[filled] = frames.pixels
+                filled += 1
+            decoded.append(done)
+        batch["items"] = [each.to_row() for each in decoded]
+        batch.update(fetches=counter.fetches, bytes_fetched=counter.bytes_fetched, decoded_at=time.time())
+        return batch_table([batch], pixels[:filled])
+
+    def _decode_one(self, item: PlannedMedia, counter: FetchCounter) -> tuple[DecodedMedia, Frames | None]:
+        started = time.perf_counter()
+        try:
+            data = read_source(item.media, counter)
+            content = item.content if item.content is not None else sha256_content(data)
+            fetched = time.perf_counter()
+            fetch_ms = 1e3 * (fetched - started)
+            joined = item if content == item.content else dataclasses.replace(item, content=content)
+            shard = self._known_shard(joined) if item.content is None else None
+            if shard is not None:
+                return DecodedMedia(planned=joined, shard=shard, fetch_ms=fetch_ms), None
+            frames = decode_media(io.BytesIO(data), item.probe, item.requested, item.geometry.resized_size)
+        except ItemError as error:
+            failure = ItemFailure(stage=error.stage, code=error.code, message=error.message)
+            return DecodedMedia(planned=item, failure=failure), None
+        decode_ms = 1e3 * (time.perf_counter() - fetched)
+        done = DecodedMedia(planned=joined, shown=frames.pts_seconds, fetch_ms=fetch_ms, decode_ms=decode_ms)
+        return done, frames
+
+    def _known_shard(self, item: PlannedMedia) -> str | None:
+        """The shard that has the features of bytes that were not known by their source id."""
+        if not self.context.config.store.reuse:
+            return None
+        assert item.content is not None
+        terms = key_terms(self.context, item, item.content)
+        key = terms.digest()
+        shard = self.context.store.find([key]).get(key)
+        if shard is None or self.context.store.fetch([(shard, key)], [terms.as_dict()]) == [None]:
+            return None
+        return shard

@@ -1,0 +1,187 @@
+"""Batches with frames → feature records in the store, an outcome file and a receipt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import torch
+
+from pipeline.models.vision_language import EncodedItem, VisionEncoder
+from pipeline.runs.receipts import receipt_to_json
+from pipeline.schema import Frames, ItemFailure, Receipt
+from pipeline.stages.context import StageContext
+from pipeline.stages.encode_plan import key_terms
+from pipeline.stages.outcomes import ENCODE_OUTCOME, count_codes, write_outcome
+from pipeline.stages.rows import RECEIPT_SCHEMA, DecodedMedia, PlannedMedia
+
+
+class EncodeBatches:
+    """Stage, one an accelerator: rows of `BATCH_SCHEMA` with pixels → rows of `RECEIPT_SCHEMA`.
+
+    A receipt leaves after its batch is committed; the next batch is encoded while the last one commits.
+    """
+
+    def __init__(self, context: StageContext, device: str) -> None:
+        encode = context.config.encode
+        if device == "cpu":
+            # One thread a worker: workers are sized to the cores, and bits must not move with their number.
+            torch.set_num_threads(1)
+        self.context = context
+        self.encoder = VisionEncoder(context.facts, dtype=encode.dtype, device=device, attention=encode.attention)
+        self.writer = context.store.writer()
+        self.committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
+
+    def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
+        """One table of one receipt for each row, in order."""
+        waiting: Future[Receipt] | None = None
+        for index in range(batches.num_rows):
+            row = batches.slice(index, 1)
+            if row["receipt"][0].is_valid:
+                yield pa.table({"receipt": row["receipt"]}, RECEIPT_SCHEMA)
+                continue
+            commit = self._encode(row)
+            if waiting is not None:
+                yield _receipt_table(waiting.result())
+            waiting = self.committer.submit(commit)
+        if waiting is not None:
+            yield _receipt_table(waiting.result())
+
+    def _encode(self, row: pa.Table) -> Callable[[], Receipt]:
+        started = time.time()
+        [batch] = row.drop_columns("pixels").to_pylist()
+        items = [_decoded(item) for item in batch["items"]]
+        shown = [item for item in items if item.has_pixels]
+        frames = _frames(row["pixels"][0].as_buffer(), shown)
+        seconds: dict[str, float] = {}
+        splits = {"oom_splits": 0}
+        encoded = _encode_splitting(self.encoder, shown, frames, seconds, splits) if shown else []
+        times = {
+            "encoder_queue_ms": 1e3 * (started - batch["decoded_at"]),
+            "mm_processor_ms": 1e3 * seconds.get("processor", 0.0),
+            "vision_encode_ms": 1e3 * seconds.get("encode", 0.0),
+        }
+        counts = _counts(items, splits["oom_splits"], fetches=batch["fetches"], bytes_fetched=batch["bytes_fetched"])
+        seconds["fetch"] = sum(item.fetch_ms for item in items) / 1e3
+        seconds["decode"] = sum(item.decode_ms for item in items) / 1e3
+        receipt = Receipt(
+            stage="encode",
+            window=batch["window"],
+            batch=batch["batch"],
+            digest=batch["digest"],
+            counts=counts,
+            seconds=seconds,
+            quarantine=count_codes(item.failure.code for item in items if item.failure),
+        )
+        return lambda: self._commit(receipt, items, shown, encoded, times)
+
+    def _commit(
+        self,
+        receipt: Receipt,
+        items: Sequence[DecodedMedia],
+        shown: Sequence[DecodedMedia],
+        encoded: Sequence[EncodedItem],
+        times: dict[str, float],
+    ) -> Receipt:
+        started = time.perf_counter()
+        terms = {
+            i.planned.position: key_terms(self.context, i.planned, i.planned.content or "")
+            for i in items
+            if i.failure is None
+        }
+        keys = {position: each.digest() for position, each in terms.items()}
+        records = [
+            (keys[item.planned.position], features.record(terms[item.planned.position].as_dict()))
+            for item, features in zip(shown, encoded, strict=True)
+        ]
+        shard = self.writer.put(records) if records else ""
+        rows = [_outcome(item, keys.get(item.planned.position), shard, times) for item in items]
+        receipt = replace(receipt, shard=shard, seconds={**receipt.seconds, "commit": time.perf_counter() - started})
+        write_outcome(self.context.folder, receipt, rows, ENCODE_OUTCOME)
+        return receipt
+
+
+def _encode_splitting(
+    encoder: VisionEncoder,
+    items: Sequence[DecodedMedia],
+    frames: Sequence[Frames],
+    seconds: dict[str, float],
+    splits: dict[str, int],
+) -> list[EncodedItem]:
+    """Encode a batch, or its halves when the device has no room for it whole."""
+    try:
+        geometries = [item.planned.geometry for item in items]
+        return encoder.encode(items[0].planned.probe.modality, frames, geometries, seconds)
+    except torch.OutOfMemoryError:
+        if len(items) == 1:
+            raise
+        splits["oom_splits"] += 1
+    torch.cuda.empty_cache()
+    half = len(items) // 2
+    return _encode_splitting(encoder, items[:half], frames[:half], seconds, splits) + _encode_splitting(
+        encoder, items[half:], frames[half:], seconds, splits
+    )
+
+
+def _decoded(row: dict[str, Any]) -> DecodedMedia:
+    # The object's bytes stayed in the decode stage; its name is kept for messages.
+    row["media"]["uri"] = row["media"]["uri"] or "<inline>"
+    return DecodedMedia(
+        planned=PlannedMedia.from_row(row),
+        shown=tuple(row["shown"]),
+        shard=row["shard"],
+        failure=ItemFailure(**row["failure"]) if row["failure"] else None,
+        fetch_ms=row["fetch_ms"],
+        decode_ms=row["decode_ms"],
+    )
+
+
+def _frames(buffer: pa.Buffer, items: Sequence[DecodedMedia]) -> list[Frames]:
+    if not items:
+        return []
+    height, width = items[0].planned.geometry.resized_size
+    # A copy: the row lies read-only in the object store, and torch refuses to say that it will not write.
+    pixels = np.frombuffer(buffer, np.uint8).reshape(len(items), -1, height, width, 3).copy()  # (N, T, H, W, 3)
+    return [Frames(pixels=each, pts_seconds=item.shown) for each, item in zip(pixels, items, strict=True)]
+
+
+def _counts(items: Sequence[DecodedMedia], oom_splits: int, *, fetches: int, bytes_fetched: int) -> dict[str, int]:
+    shown = [item for item in items if item.has_pixels]
+    images = [item for item in shown if item.planned.probe.modality == "image"]
+    patches = [np.prod(item.planned.geometry.grid) for item in shown]
+    return {
+        "fetches": fetches,
+        "bytes_fetched": bytes_fetched,
+        "images_decoded": len(images),
+        "frames_decoded": sum(len(item.shown) for item in shown if item.planned.probe.modality == "video"),
+        "encodes": len(shown),
+        "features_reused": sum(item.shard is not None for item in items),
+        "computed_tokens": int(sum(patches)),
+        "padded_tokens": 0,
+        "oom_splits": oom_splits,
+    }
+
+
+def _outcome(item: DecodedMedia, key: str | None, shard: str, times: dict[str, float]) -> dict[str, Any]:
+    failure = item.failure
+    return {
+        "position": item.planned.position,
+        "key": key,
+        "shard": item.shard or (shard if failure is None else None),
+        "content": item.planned.content,
+        "stage": failure.stage if failure else None,
+        "code": failure.code if failure else None,
+        "message": failure.message if failure else None,
+        "media_fetch_ms": item.fetch_ms,
+        "media_decode_ms": item.decode_ms,
+        **(times if item.has_pixels else {}),
+    }
+
+
+def _receipt_table(receipt: Receipt) -> pa.Table:
+    return pa.table({"receipt": [receipt_to_json(receipt)]}, RECEIPT_SCHEMA)

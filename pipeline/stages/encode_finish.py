@@ -1,0 +1,92 @@
+"""A window of the encode pass is done: what became of each of its media items, in one file."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from pipeline.features.catalogue import SourceEntry
+from pipeline.planning.windows import Window
+from pipeline.stages.context import StageContext
+from pipeline.stages.encode_plan import WindowPlan, load_plan
+from pipeline.stages.outcomes import ENCODE_OUTCOME, read_outcomes
+
+_TIMES = [name for name in ENCODE_OUTCOME.names if name.endswith("_ms")]
+ENCODED_SCHEMA = pa.schema(
+    [
+        ("item_index", pa.int64()),
+        ("media_index", pa.int32()),
+        ("modality", pa.string()),
+        ("key", pa.string()),
+        ("shard", pa.string()),
+        ("reused", pa.bool_()),
+        ("stage", pa.string()),
+        ("code", pa.string()),
+        ("message", pa.string()),
+        *((name, pa.float64()) for name in _TIMES),
+    ]
+)
+
+
+def finish_encode_window(context: StageContext, window: Window) -> dict[str, Any]:
+    """Write `_run/encoded/<window>` and tell the source catalogue what was learnt; may be done again.
+
+    Returns what the ledger notes besides the totals: the shards that this window's items lie in.
+    """
+    plan = load_plan(context, window)
+    if plan is None:
+        raise RuntimeError(f"window {window.index} has receipts but no plan under {context.run_url}")
+    rows, contents = _encoded_rows(context, plan)
+    table = pa.Table.from_pylist(rows, ENCODED_SCHEMA)
+    with context.folder.writing(encoded_name(window.index)) as file:
+        pq.write_table(table, file, compression="zstd")
+    by_position = {media.position: media for media in plan.media}
+    context.store.sources.record(
+        {
+            by_position[position].source_id: SourceEntry(content=content, probe=by_position[position].probe)
+            for position, content in contents.items()
+        }
+    )
+    written = {row["shard"] for row in rows if row["shard"] and not row["reused"]}
+    return {"shards": sorted(written)}
+
+
+def read_encoded(context: StageContext, window: Window) -> pa.Table:
+    """The window's media (`ENCODED_SCHEMA`), and rows of failed items."""
+    with context.folder.open(encoded_name(window.index)) as file:
+        return pq.read_table(file, schema=ENCODED_SCHEMA)
+
+
+def encoded_name(window: int) -> str:
+    """The file that says where a window's features are."""
+    return f"_run/encoded/window-{window:06d}.parquet"
+
+
+def _encoded_rows(context: StageContext, plan: WindowPlan) -> tuple[list[dict[str, Any]], dict[int, str]]:
+    digests = [digest for digest, _ in plan.batches]
+    outcomes: dict[int, dict[str, Any]] = {}
+    for table in read_outcomes(context.folder, "encode", plan.window.index, digests):
+        outcomes.update((row["position"], row) for row in table.to_pylist())
+    rows: list[dict[str, Any]] = [dict(failure) for failure in plan.failures]
+    contents: dict[int, str] = {}
+    for media in plan.media:
+        base = {
+            "item_index": media.item_index,
+            "media_index": media.media_index,
+            "modality": media.probe.modality,
+            "reused": True,
+        }
+        if media.position in plan.hits:
+            key, shard = plan.hits[media.position]
+            rows.append({**base, "key": key, "shard": shard})
+            continue
+        same = plan.same_as.get(media.position)
+        outcome = outcomes[media.position if same is None else same]
+        taken = {name: outcome[name] for name in ("key", "shard", "stage", "code", "message")}
+        times = {name: outcome[name] for name in _TIMES} if same is None else {}
+        rows.append({**base, **taken, **times, "reused": same is not None})
+        if outcome["code"] is None:
+            contents[media.position] = outcome["content"]
+    return rows, contents

@@ -1,0 +1,373 @@
+"""Probe, admit and plan one window of the encode pass, and write the plan down before its first batch starts."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.errors import ItemError
+from pipeline.features.catalogue import SourceEntry
+from pipeline.features.identity import FeatureKeyTerms
+from pipeline.media.backend import DECODE_BACKEND
+from pipeline.media.budget import Budget, admit, admit_request
+from pipeline.media.probe import probe_media
+from pipeline.media.resize import RESIZE_BACKEND
+from pipeline.media.sampling import sample_plan
+from pipeline.media.source import FetchCounter, SourceFacts, open_source, read_source, stat_source
+from pipeline.planning.buckets import BatchBudget, plan_window
+from pipeline.planning.windows import Window
+from pipeline.runs.manifest import read_range
+from pipeline.runs.receipts import receipt_from_json, receipt_to_json
+from pipeline.schema import MediaItem, Modality, Probe, Receipt, Request, ResourceVector, SamplePlan
+from pipeline.stages.context import StageContext
+from pipeline.stages.outcomes import count_codes, encode_batch_receipts
+from pipeline.stages.rows import BATCH_SCHEMA, PlannedMedia, batch_table, receipt_row
+
+
+def plan_name(window: int) -> str:
+    """The written plan of a window."""
+    return f"_run/plans/encode-{window:06d}.json"
+
+
+def key_terms(context: StageContext, planned: PlannedMedia, content: str) -> FeatureKeyTerms:
+    """Everything that the features of `planned` depend on."""
+    return FeatureKeyTerms(
+        tenant=planned.tenant,
+        content=content,
+        sampling=planned.requested.pts_seconds if planned.probe.modality == "video" else (),
+        decode_backend=DECODE_BACKEND,
+        resize_backend=RESIZE_BACKEND,
+        resized_size=planned.geometry.resized_size,
+        processor=context.facts.processor_digest,
+        weights=context.weights_digest,
+        precision=context.config.encode.dtype,
+        placeholder=context.facts.placeholder_digest,
+    )
+
+
+def sha256_content(data: bytes) -> str:
+    """The content term of bytes."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowPlan:
+    """A window as it was first planned; a resumed run follows it whatever the store holds by then.
+
+    `media` are all that passed admission; `hits` position → (key, shard) known at that moment; `same_as` position →
+    the position that is encoded in its place; `batches` positions with their digest; `failures` rows of items that are
+    out (`item_index, media_index, stage, code, message`).
+    """
+
+    window: Window
+    media: list[PlannedMedia]
+    hits: dict[int, tuple[str, str]]
+    same_as: dict[int, int]
+    batches: list[tuple[str, list[int]]]
+    failures: list[dict[str, Any]]
+    receipt: Receipt
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is written down; inline bytes stay in the manifest."""
+        media = [m.to_row() for m in self.media]
+        for row in media:
+            row["media"]["data"] = None
+        return {
+            "window": dataclasses.asdict(self.window),
+            "media": media,
+            "hits": {str(position): list(where) for position, where in self.hits.items()},
+            "same_as": {str(position): other for position, other in self.same_as.items()},
+            "batches": [{"digest": digest, "positions": positions} for digest, positions in self.batches],
+            "failures": self.failures,
+            "receipt": receipt_to_json(self.receipt),
+        }
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any], requests: Sequence[Request]) -> WindowPlan:
+        """The inverse of `to_json`; the media themselves come from the frozen listing."""
+        window = Window(**value["window"])
+        for row in value["media"]:
+            row["media"] = dataclasses.asdict(requests[row["item_index"] - window.start].media[row["media_index"]])
+        return cls(
+            window=window,
+            media=[PlannedMedia.from_row(row) for row in value["media"]],
+            hits={int(position): (where[0], where[1]) for position, where in value["hits"].items()},
+            same_as={int(position): other for position, other in value["same_as"].items()},
+            batches=[(batch["digest"], batch["positions"]) for batch in value["batches"]],
+            failures=value["failures"],
+            receipt=receipt_from_json(value["receipt"]),
+        )
+
+
+def load_plan(context: StageContext, window: Window) -> WindowPlan | None:
+    """The written plan; None before there is one."""
+    if not context.folder.exists(plan_name(window.index)):
+        return None
+    requests = read_range(context.folder, window.start, window.stop)
+    return WindowPlan.from_json(context.folder.read_json(plan_name(window.index)), requests)
+
+
+@dataclass(frozen=True)
+class PlanEncodeWindow:
+    """Stage: window rows (`index, start, stop`) → batches still to be done, and receipts of what is known already."""
+
+    context: StageContext
+
+    def __call__(self, windows: pa.Table) -> Iterator[pa.Table]:
+        """One table (`BATCH_SCHEMA`) a window."""
+        for row in windows.to_pylist():
+            plan = load_plan(self.context, Window(**row))
+            if plan is None:
+                plan = _WindowPlanner(self.context, Window(**row)).plan()
+                self.context.folder.write_json(plan_name(plan.window.index), plan.to_json())
+            yield self._rows(plan)
+
+    def _rows(self, plan: WindowPlan) -> pa.Table:
+        done = encode_batch_receipts(self.context.folder, plan.window.index)
+        rows = [receipt_row(plan.receipt, receipt_to_json(plan.receipt))]
+        by_position = {media.position: media for media in plan.media}
+        for number, (digest, positions) in enumerate(plan.batches):
+            if (number, digest) in done:
+                rows.append(receipt_row(*done[number, digest]))
+                continue
+            items = [by_position[position].to_row() for position in positions]
+            rows.append({"window": plan.window.index, "batch": number, "digest": digest, "items": items})
+        return batch_table(rows) if rows else BATCH_SCHEMA.empty_table()
+
+
+@dataclass
+class _Candidate:
+    """One media item on its way through probe and admission."""
+
+    request: Request
+    media_index: int
+    media: MediaItem
+    facts: SourceFacts | None = None
+    content: str | None = None
+    probe: Probe | None = None
+    failure: ItemError | None = None
+    counter: FetchCounter = field(default_factory=FetchCounter)
+
+
+class _WindowPlanner:
+    def __init__(self, context: StageContext, window: Window) -> None:
+        self.context = context
+        self.window = window
+        self.limits: Budget = context.config.limits()
+        self.failures: list[dict[str, Any]] = []
+        self.fallbacks = 0
+
+    def plan(self) -> WindowPlan:
+        started = time.perf_counter()
+        requests = read_range(self.context.folder, self.window.start, self.window.stop)
+        candidates = [candidate for request in requests for candidate in self._candidates(request)]
+        self._probe(candidates)
+        probed = time.perf_counter()
+        media = self._admitted(candidates)
+        hits = self._hits(media)
+        same_as = self._same_as(media, hits)
+        batches = self._batches([m for m in media if m.position not in hits and m.position not in same_as])
+        counts = {
+            "batches": len(batches),
+            "items": len(media) + len(self.failures),
+            "media_in": sum(len(request.media) for request in requests),
+            "fetches": sum(c.counter.fetches for c in candidates),
+            "bytes_fetched": sum(c.counter.bytes_fetched for c in candidates),
+            "features_reused": len(hits) + len(same_as),
+            "fallbacks": self.fallbacks,
+        }
+        receipt = Receipt(
+            stage="plan",
+            window=self.window.index,
+            batch=-1,
+            digest=hashlib.sha256(repr([digest for digest, _ in batches]).encode()).hexdigest()[:16],
+            counts=counts,
+            seconds={"probe": probed - started, "plan": time.perf_counter() - probed},
+            quarantine=count_codes(failure["code"] for failure in self.failures),
+        )
+        return WindowPlan(
+            window=self.window,
+            media=media,
+            hits=hits,
+            same_as=same_as,
+            batches=batches,
+            failures=self.failures,
+            receipt=receipt,
+        )
+
+    def _candidates(self, request: Request) -> list[_Candidate]:
+        try:
+            admit_request(len(request.media), self.limits)
+        except ItemError as error:
+            self._fail(request.item_index, None, error)
+            return []
+        return [_Candidate(request, index, media) for index, media in enumerate(request.media)]
+
+    def _fail(self, item_index: int, media_index: int | None, error: ItemError) -> None:
+        self.failures.append(
+            {
+                "item_index": item_index,
+                "media_index": media_index,
+                "stage": error.stage,
+                "code": error.code,
+                "message": error.message,
+            }
+        )
+
+    def _probe(self, candidates: list[_Candidate]) -> None:
+        store = self.context.store
+        store.sources.reload()
+        with ThreadPoolExecutor(self.context.config.decode.io_threads) as pool:
+            list(pool.map(_guarded(self._stat), candidates))
+            known = store.sources.find([c.facts.source_id for c in candidates if c.facts is not None])
+            list(pool.map(_guarded(lambda c: self._look(c, known)), [c for c in candidates if c.failure is None]))
+
+    def _stat(self, candidate: _Candidate) -> None:
+        candidate.facts = stat_source(candidate.media)
+        if candidate.media.sha256 is not None:
+            candidate.content = f"sha256:{candidate.media.sha256.lower()}"
+
+    def _look(self, candidate: _Candidate, known: dict[str, SourceEntry]) -> None:
+        assert candidate.facts is not None
+        entry = known.get(candidate.facts.source_id)
+        num_bytes = candidate.facts.num_bytes
+        if entry is not None:
+            candidate.content, candidate.probe = entry.content, entry.probe
+            _check_modality(candidate.media, entry.probe)
+        elif num_bytes <= self.context.config.decode.max_inline_bytes or candidate.media.data is not None:
+            data = read_source(candidate.media, candidate.counter)
+            candidate.content = sha256_content(data)
+            candidate.probe = self._probe_file(candidate, io.BytesIO(data))
+            candidate.media = dataclasses.replace(
+                candidate.media, data=data, uri=None, modality=candidate.media.modality
+            )
+        else:
+            with open_source(candidate.media, candidate.counter) as file:
+                candidate.probe = self._probe_file(candidate, file)
+
+    def _probe_file(self, candidate: _Candidate, file: Any) -> Probe:
+        assert candidate.facts is not None
+        return probe_media(
+            file,
+            num_bytes=candidate.facts.num_bytes,
+            declared=candidate.media.modality,
+            name=candidate.media.name,
+        )
+
+    def _admitted(self, candidates: list[_Candidate]) -> list[PlannedMedia]:
+        planned: list[PlannedMedia] = []
+        out: set[int] = set()
+        for candidate in candidates:
+            try:
+                if candidate.failure is not None:
+                    raise candidate.failure
+                planned.append(self._admit(candidate, len(planned)))
+            except ItemError as error:
+                out.add(candidate.request.item_index)
+                self._fail(candidate.request.item_index, candidate.media_index, error)
+        # An item with one bad media item is out: nothing else of it is worth decoding.
+        kept = [media for media in planned if media.item_index not in out]
+        return [dataclasses.replace(media, position=position) for position, media in enumerate(kept)]
+
+    def _admit(self, candidate: _Candidate, position: int) -> PlannedMedia:
+        probe, facts = candidate.probe, candidate.facts
+        assert probe is not None and facts is not None
+        requested = self._sample(probe)
+        geometry = self.context.facts.geometry(probe, requested)
+        admit(
+            ResourceVector(
+                num_bytes=facts.num_bytes,
+                pixels_per_frame=probe.width * probe.height,
+                num_frames=len(requested),
+                duration_seconds=probe.duration_seconds,
+                feature_tokens=geometry.feature_length,
+            ),
+            self.limits,
+        )
+        return PlannedMedia(
+            position=position,
+            item_index=candidate.request.item_index,
+            media_index=candidate.media_index,
+            tenant=candidate.request.tenant,
+            media=candidate.media,
+            source_id=facts.source_id,
+            content=candidate.content,
+            probe=probe,
+            requested=requested,
+            geometry=geometry,
+        )
+
+    def _sample(self, probe: Probe) -> SamplePlan:
+        plan = sample_plan(probe, self.context.config.sampling)
+        if probe.modality == "image":
+            return plan
+        # A tower with a temporal patch of two frames cannot take one: the last frame is shown again.
+        missing = self.context.facts.min_frames - len(plan)
+        return SamplePlan(pts_seconds=plan.pts_seconds + plan.pts_seconds[-1:] * max(0, missing))
+
+    def _hits(self, media: list[PlannedMedia]) -> dict[int, tuple[str, str]]:
+        if not self.context.config.store.reuse:
+            return {}
+        store = self.context.store
+        store.reload()
+        terms = {m.position: key_terms(self.context, m, m.content) for m in media if m.content is not None}
+        keys = {position: each.digest() for position, each in terms.items()}
+        found = store.find(sorted(set(keys.values())))
+        claims = [position for position, key in keys.items() if key in found]
+        # A hit is a claim: it is read and compared now, so that the generate pass can rely on it.
+        records = store.fetch(
+            [(found[keys[position]], keys[position]) for position in claims],
+            [terms[position].as_dict() for position in claims],
+        )
+        self.fallbacks = records.count(None)
+        return {
+            position: (keys[position], found[keys[position]])
+            for position, record in zip(claims, records, strict=True)
+            if record is not None
+        }
+
+    def _same_as(self, media: list[PlannedMedia], hits: dict[int, tuple[str, str]]) -> dict[int, int]:
+        """Items that another of the window stands for: the same bytes, sampled and sized alike, for one tenant."""
+        if not self.context.config.store.reuse:
+            return {}
+        first: dict[tuple[Any, ...], int] = {}
+        same: dict[int, int] = {}
+        for m in media:
+            if m.position in hits:
+                continue
+            identity = (m.tenant, m.content or m.source_id, m.requested, m.geometry.resized_size, m.probe.modality)
+            other = first.setdefault(identity, m.position)
+            if other != m.position:
+                same[m.position] = other
+        return same
+
+    def _batches(self, media: list[PlannedMedia]) -> list[tuple[str, list[int]]]:
+        encode = self.context.config.encode
+        budget = BatchBudget(max_items=encode.max_batch_items, max_tokens=encode.max_batch_tokens)
+        batches = plan_window(self.window.index, [m.shaped for m in media], budget)
+        return [(batch.digest, [item.position for item in batch.items]) for batch in batches]
+
+
+def _guarded(step: Any) -> Any:
+    def run(candidate: _Candidate) -> None:
+        if candidate.failure is None:
+            try:
+                step(candidate)
+            except ItemError as error:
+                candidate.failure = error
+
+    return run
+
+
+def _check_modality(media: MediaItem, probe: Probe) -> None:
+    declared: Modality | None = media.modality
+    if declared is not None and declared != probe.modality:
+        raise ItemError("probe", "modality_mismatch", f"{media.name} is a {probe.modality}, not a {declared}")

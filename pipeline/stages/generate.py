@@ -1,0 +1,146 @@
+"""Prompt batches and stored features → answers, an outcome file and a receipt."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+import torch
+
+from pipeline.models.vision_language import GeneratedText, GenerationOptions, LanguageModel, PromptedItem
+from pipeline.runs.receipts import receipt_to_json
+from pipeline.schema import ItemFailure, Receipt
+from pipeline.stages.context import StageContext
+from pipeline.stages.outcomes import GENERATE_OUTCOME, count_codes, write_outcome
+from pipeline.stages.rows import RECEIPT_SCHEMA
+
+
+class GenerateBatches:
+    """Stage, one an accelerator: rows of `PROMPT_SCHEMA` → rows of `RECEIPT_SCHEMA`."""
+
+    def __init__(self, context: StageContext, device: str) -> None:
+        section = context.config.generate
+        if device == "cpu":
+            # One thread a worker: workers are sized to the cores, and bits must not move with their number.
+            torch.set_num_threads(1)
+        self.context = context
+        self.options = GenerationOptions(
+            max_new_tokens=section.max_new_tokens,
+            temperature=section.temperature,
+            top_p=section.top_p,
+            stop=section.stop,
+        )
+        self.model = LanguageModel(context.facts, dtype=section.dtype, device=device, attention=section.attention)
+
+    def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
+        """One table of one receipt for each row, in order."""
+        for row in batches.to_pylist():
+            text = row["receipt"] if row["receipt"] is not None else receipt_to_json(self._generate(row))
+            yield pa.table({"receipt": [text]}, RECEIPT_SCHEMA)
+
+    def _generate(self, batch: dict[str, Any]) -> Receipt:
+        started, queued = time.perf_counter(), time.time() - batch["prompted_at"]
+        ready, rows = self._fetch(batch["items"])
+        seconds = {"features": time.perf_counter() - started}
+        answers = self._answers(ready, seconds)
+        counts = _counts(ready, answers)
+        times = _times(seconds, queued, len(ready), counts["generated_tokens"])
+        rows += [_row(index, item, answer, times) for (index, item), answer in zip(ready.items(), answers, strict=True)]
+        receipt = Receipt(
+            stage="generate",
+            window=batch["window"],
+            batch=batch["batch"],
+            digest=batch["digest"],
+            counts=counts,
+            seconds=seconds,
+            quarantine=count_codes(row.get("code") for row in rows),
+        )
+        write_outcome(self.context.folder, receipt, rows, GENERATE_OUTCOME)
+        return receipt
+
+    def _answers(self, ready: dict[int, PromptedItem], seconds: dict[str, float]) -> list[GeneratedText]:
+        return _generate_splitting(self.model, list(ready.values()), self.options, seconds) if ready else []
+
+    def _fetch(self, items: list[dict[str, Any]]) -> tuple[dict[int, PromptedItem], list[dict[str, Any]]]:
+        """Items with their records, and rows of those whose placeholders and features do not match."""
+        ready: dict[int, PromptedItem] = {}
+        failed: list[dict[str, Any]] = []
+        for item in items:
+            records = self.context.store.fetch([(media["shard"], media["key"]) for media in item["media"]])
+            if None in records:
+                raise RuntimeError(f"item_index {item['item_index']}: its features left the store under a running job")
+            media = [(m["modality"], record) for m, record in zip(item["media"], records, strict=True)]
+            prompted = PromptedItem(input_ids=item["input_ids"], media=tuple(media), seed=item["seed"])  # type: ignore[arg-type]
+            failure = self._mismatch(prompted)
+            if failure is None:
+                ready[item["item_index"]] = prompted
+            else:
+                failed.append(
+                    {
+                        "item_index": item["item_index"],
+                        "stage": failure.stage,
+                        "code": failure.code,
+                        "message": failure.message,
+                    }
+                )
+        return ready, failed
+
+    def _mismatch(self, item: PromptedItem) -> ItemFailure | None:
+        """Found before the forward pass, a wrong length is one item's fault and not its batch's."""
+        expected = sum(record.geometry.feature_length for _, record in item.media)
+        held = sum(record.tensors["pooler_output"].shape[0] for _, record in item.media)
+        [types] = self.context.facts.processor.create_mm_token_type_ids([item.input_ids])
+        shown = sum(kind != 0 for kind in types)
+        if shown == held == expected:
+            return None
+        message = f"{shown} placeholders, {held} features, geometry says {expected}"
+        return ItemFailure(stage="generate", code="feature_length_mismatch", message=message)
+
+
+def _generate_splitting(
+    model: LanguageModel, items: list[PromptedItem], options: GenerationOptions, seconds: dict[str, float]
+) -> list[GeneratedText]:
+    """Generate for a batch, or its halves when the device has no room for it whole."""
+    try:
+        return model.generate(items, options, seconds)
+    except torch.OutOfMemoryError:
+        if len(items) == 1:
+            raise
+    torch.cuda.empty_cache()
+    half = len(items) // 2
+    return _generate_splitting(model, items[:half], options, seconds) + _generate_splitting(
+        model, items[half:], options, seconds
+    )
+
+
+def _counts(ready: dict[int, PromptedItem], answers: list[GeneratedText]) -> dict[str, int]:
+    lengths = [len(item.input_ids) for item in ready.values()]
+    return {
+        "answers": len(answers),
+        "prompt_tokens": sum(lengths),
+        "prompt_padded_tokens": sum(max(lengths) - length for length in lengths) if lengths else 0,
+        "generated_tokens": sum(len(answer.token_ids) for answer in answers),
+    }
+
+
+def _times(seconds: dict[str, float], queued: float, num_items: int, num_tokens: int) -> dict[str, float]:
+    steps = num_tokens / num_items - 1 if num_items else 0
+    return {
+        "llm_queue_ms": 1e3 * queued,
+        "feature_transfer_ms": 1e3 * (seconds["features"] + seconds.get("transfer", 0.0)),
+        "llm_prefill_ms": 1e3 * seconds.get("prefill", 0.0),
+        "tpot_ms": 1e3 * seconds.get("decode", 0.0) / steps if steps > 0 else 0.0,
+    }
+
+
+def _row(index: int, item: PromptedItem, answer: GeneratedText, times: dict[str, float]) -> dict[str, Any]:
+    return {
+        "item_index": index,
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": len(item.input_ids),
+        "generated_tokens": len(answer.token_ids),
+        **times,
+    }

@@ -1,0 +1,117 @@
+"""A window of the generate pass is done: restore its order and publish its part, timings and quarantine."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.planning.windows import Window
+from pipeline.runs.manifest import read_range
+from pipeline.schema import Request
+from pipeline.sinks.parquet import (
+    PART_SCHEMA,
+    QUARANTINE_SCHEMA,
+    restore_window,
+    write_part,
+    write_quarantine,
+    write_timings,
+)
+from pipeline.stages.context import StageContext
+from pipeline.stages.encode_finish import ENCODED_SCHEMA, read_encoded
+from pipeline.stages.outcomes import GENERATE_OUTCOME, count_codes, read_outcomes
+from pipeline.stages.prompt import prompt_plan_name
+
+_ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
+_GENERATE_TIMES = [name for name in GENERATE_OUTCOME.names if name.endswith("_ms")]
+_TIMINGS_SCHEMA = pa.schema(
+    [("item_index", pa.int64()), *((name, pa.float64()) for name in [*_ENCODE_TIMES, *_GENERATE_TIMES])]
+)
+
+
+def finish_generate_window(context: StageContext, window: Window) -> dict[str, Any]:
+    """Publish the window; may be done again and gives the same part.
+
+    Returns the ledger's counts: `counts` (items written, reused, quarantined) and `quarantine` (code → items).
+    Raises `RuntimeError` when an item is missing or there twice.
+    """
+    requests = read_range(context.folder, window.start, window.stop)
+    media, answers, failures = _gather(context, window)
+    rows = [
+        _part_row(request, answers.get(request.item_index), failures.get(request.item_index)) for request in requests
+    ]
+    write_part(context.folder, window.index, restore_window(rows, window.start, window.stop))
+    timings = [_timing_row(r.item_index, media[r.item_index], answers.get(r.item_index)) for r in requests]
+    write_timings(context.folder, window.index, pa.Table.from_pylist(timings, _TIMINGS_SCHEMA))
+    letters = [_letter(request, failure) for request in requests for failure in failures.get(request.item_index, [])]
+    if letters:
+        write_quarantine(context.folder, window.index, pa.Table.from_pylist(letters, QUARANTINE_SCHEMA))
+    written = [row["item_index"] for row in rows if row["status"] == "ok"]
+    quarantine = count_codes(row["code"] for row in rows)
+    reused = [index for index in written if media[index] and all(each["reused"] for each in media[index])]
+    counts = {
+        "items_written": len(written),
+        "items_reused": len(reused),
+        "items_quarantined": sum(quarantine.values()),
+    }
+    return {"counts": counts, "quarantine": quarantine}
+
+
+def _gather(
+    context: StageContext, window: Window
+) -> tuple[dict[int, list[dict[str, Any]]], dict[int, dict[str, Any]], dict[int, list[dict[str, Any]]]]:
+    """By item: its media, its answer, and why it failed (in the order of the stages)."""
+    media: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    failures: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in read_encoded(context, window).to_pylist():
+        (failures if row["code"] else media)[row["item_index"]].append(row)
+    plan = context.folder.read_json(prompt_plan_name(window.index))
+    for failure in plan["failures"]:
+        failures[failure["item_index"]].append(failure)
+    answers: dict[int, dict[str, Any]] = {}
+    for table in read_outcomes(context.folder, "generate", window.index, [b["digest"] for b in plan["batches"]]):
+        for row in table.to_pylist():
+            if row["code"]:
+                failures[row["item_index"]].append(row)
+            else:
+                answers[row["item_index"]] = row
+    return media, answers, failures
+
+
+def _part_row(request: Request, answer: dict[str, Any] | None, failures: list[dict[str, Any]] | None) -> dict[str, Any]:
+    if (answer is None) == (not failures):
+        state = "neither answered nor failed" if answer is None else "both answered and failed"
+        raise RuntimeError(f"item {request.id!r} (item_index {request.item_index}) is {state}")
+    row: dict[str, Any] = dict.fromkeys(PART_SCHEMA.names)
+    row.update(item_index=request.item_index, id=request.id)
+    if answer is None:
+        assert failures
+        row.update(status="quarantined", code=failures[0]["code"], message=failures[0]["message"])
+    else:
+        names = ("text", "finish_reason", "prompt_tokens", "generated_tokens")
+        row.update(status="ok", **{name: answer[name] for name in names})
+    return row
+
+
+def _timing_row(item_index: int, media: list[dict[str, Any]], answer: dict[str, Any] | None) -> dict[str, Any]:
+    """An item's times: its media's added up, its batch's where a batch shares one."""
+    row: dict[str, Any] = {"item_index": item_index}
+    for name in _ENCODE_TIMES:
+        times = [each[name] for each in media if each[name] is not None]
+        row[name] = sum(times) if times else None
+    for name in _GENERATE_TIMES:
+        row[name] = answer[name] if answer else None
+    return row
+
+
+def _letter(request: Request, failure: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "item_index": request.item_index,
+        "id": request.id,
+        "media_index": failure.get("media_index"),
+        "stage": failure["stage"],
+        "code": failure["code"],
+        "message": failure["message"],
+        "attempts": 1,
+    }

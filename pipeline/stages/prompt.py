@@ -1,0 +1,169 @@
+"""Turn one window's requests into token ids and batches of them, and write the plan down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.errors import ItemError
+from pipeline.language.batching import plan_language_batches
+from pipeline.language.prompt import chat_messages, prompt_ids
+from pipeline.language.sampling import item_seed
+from pipeline.planning.windows import Window
+from pipeline.runs.manifest import read_range
+from pipeline.runs.receipts import receipt_to_json
+from pipeline.schema import Receipt, Request
+from pipeline.stages.context import StageContext
+from pipeline.stages.encode_finish import read_encoded
+from pipeline.stages.outcomes import count_codes, generate_batch_receipts
+
+PROMPT_SCHEMA = pa.schema(
+    [
+        ("window", pa.int32()),
+        ("batch", pa.int32()),
+        ("digest", pa.string()),
+        ("receipt", pa.string()),
+        (
+            "items",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("item_index", pa.int64()),
+                        ("input_ids", pa.list_(pa.int32())),
+                        ("seed", pa.int64()),
+                        (
+                            "media",
+                            pa.list_(
+                                pa.struct([("modality", pa.string()), ("key", pa.string()), ("shard", pa.string())])
+                            ),
+                        ),
+                    ]
+                )
+            ),
+        ),
+        ("prompted_at", pa.float64()),  # seconds since the epoch
+    ]
+)
+
+
+def prompt_plan_name(window: int) -> str:
+    """The written plan of a window's generate pass."""
+    return f"_run/plans/generate-{window:06d}.json"
+
+
+@dataclass(frozen=True)
+class PlanPromptWindow:
+    """Stage: window rows (`index, start, stop`) → prompt batches still to be done, and receipts of finished ones."""
+
+    context: StageContext
+
+    def __call__(self, windows: pa.Table) -> Iterator[pa.Table]:
+        """One table (`PROMPT_SCHEMA`) a window."""
+        for row in windows.to_pylist():
+            yield self._rows(Window(**row))
+
+    def _rows(self, window: Window) -> pa.Table:
+        started = time.perf_counter()
+        items, failures = self._prompts(window)
+        folder, name = self.context.folder, prompt_plan_name(window.index)
+        if not folder.exists(name):
+            folder.write_json(name, self._plan(window, items, failures, started))
+        plan = folder.read_json(name)
+        done = generate_batch_receipts(folder, window.index)
+        rows = [{**_place(window, -1, ""), "receipt": plan["receipt"]}]
+        for number, batch in enumerate(plan["batches"]):
+            digest = batch["digest"]
+            row = _place(window, number, digest)
+            if (number, digest) in done:
+                rows.append({**row, "receipt": done[number, digest][1]})
+            else:
+                chosen = [items[index] for index in batch["items"]]
+                rows.append({**row, "items": chosen, "prompted_at": time.time()})
+        return pa.Table.from_pylist(rows, PROMPT_SCHEMA)
+
+    def _prompts(self, window: Window) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
+        """`items` by index, and failure rows of what cannot be asked."""
+        encoded: dict[int, list[dict[str, Any]]] = defaultdict(list)
+        for row in read_encoded(self.context, window).to_pylist():
+            encoded[row["item_index"]].append(row)
+        items: dict[int, dict[str, Any]] = {}
+        failures: list[dict[str, Any]] = []
+        for request in read_range(self.context.folder, window.start, window.stop):
+            media = encoded[request.item_index]
+            if any(row["code"] for row in media):
+                continue
+            try:
+                items[request.item_index] = self._prompt(request, sorted(media, key=lambda row: row["media_index"]))
+            except ItemError as error:
+                failures.append(
+                    {
+                        "item_index": request.item_index,
+                        "media_index": None,
+                        "stage": error.stage,
+                        "code": error.code,
+                        "message": error.message,
+                    }
+                )
+        return items, failures
+
+    def _prompt(self, request: Request, media: list[dict[str, Any]]) -> dict[str, Any]:
+        config = self.context.config
+        records = self.context.store.fetch([(row["shard"], row["key"]) for row in media])
+        parts = []
+        for row, record in zip(media, records, strict=True):
+            if record is None:
+                raise RuntimeError(
+                    f"item {request.id}: features {row['key']} are not in shard {row['shard']} any more; "
+                    "the store was changed under a running job"
+                )
+            parts.append((row["modality"], record.placeholder_ids.tolist()))
+        messages = chat_messages(
+            request, [modality for modality, _ in parts], prompt=config.prompt, system=config.generate.system
+        )
+        ids = prompt_ids(self.context.facts.processor, messages, parts, max_tokens=config.generate.max_prompt_tokens)
+        return {
+            "item_index": request.item_index,
+            "input_ids": ids,
+            "seed": item_seed(config.generate.seed, request.id),
+            "media": [{name: row[name] for name in ("modality", "key", "shard")} for row in media],
+        }
+
+    def _plan(
+        self, window: Window, items: dict[int, dict[str, Any]], failures: list[dict[str, Any]], started: float
+    ) -> dict[str, Any]:
+        generate = self.context.config.generate
+        order = sorted(items)
+        batches = plan_language_batches(
+            [len(items[index]["input_ids"]) for index in order],
+            max_new_tokens=generate.max_new_tokens,
+            kv_bytes_per_token=self.context.facts.kv_bytes_per_token(generate.dtype),
+            max_batch_bytes=generate.max_batch_bytes,
+            max_batch_items=generate.max_batch_items,
+        )
+        planned = []
+        for number, positions in enumerate(batches):
+            chosen = [order[position] for position in positions]
+            terms = [[index, items[index]["input_ids"]] for index in chosen]
+            digest = hashlib.sha256(json.dumps([window.index, number, terms]).encode()).hexdigest()[:16]
+            planned.append({"digest": digest, "items": chosen})
+        receipt = Receipt(
+            stage="prompt",
+            window=window.index,
+            batch=-1,
+            digest=hashlib.sha256(repr([batch["digest"] for batch in planned]).encode()).hexdigest()[:16],
+            counts={"batches": len(planned), "items": len(items) + len(failures)},
+            seconds={"prompt": time.perf_counter() - started},
+            quarantine=count_codes(failure["code"] for failure in failures),
+        )
+        return {"batches": planned, "failures": failures, "receipt": receipt_to_json(receipt)}
+
+
+def _place(window: Window, batch: int, digest: str) -> dict[str, Any]:
+    return {"window": window.index, "batch": batch, "digest": digest, "items": []}

@@ -1,0 +1,161 @@
+"""Records survive their bytes, and other people's safetensors readers see the same tensors."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import safetensors.torch
+import torch
+from sample_records import features, keyed_record
+
+from pipeline.features.codec import FeatureRecord, TensorView, decode_record, encode_record
+from pipeline.schema import Geometry
+
+VIDEO = Geometry(
+    grid=(4, 16, 18),
+    merge_size=2,
+    feature_length=288,
+    original_size=(1080, 1920),
+    resized_size=(256, 288),
+    timestamps=(0.0, 1 / 3, 2.5, 4.0),
+)
+
+
+def record_of(container: str, unit: str, tensors: dict[str, TensorView]) -> FeatureRecord:
+    _, plain = keyed_record(1)
+    ids = np.array([7, 9, 9, 9, 8], np.int32)
+    return dataclasses.replace(
+        plain, tensors=tensors, container=container, unit=unit, geometry=VIDEO, placeholder_ids=ids
+    )
+
+
+def bfloat16(values: np.ndarray) -> TensorView:
+    words = torch.from_numpy(values).to(torch.bfloat16).view(torch.uint16).numpy()
+    return TensorView.of(words, "bfloat16")
+
+
+RECORDS = {
+    "tensor": record_of("tensor", "item", {"pooler_output": TensorView.of(features(1))}),
+    "half": record_of("tensor", "item", {"pooler_output": TensorView.of(features(2).astype(np.float16))}),
+    "bfloat16": record_of("tensor", "item", {"pooler_output": bfloat16(features(3))}),
+    "tuple": record_of("tuple", "tile", {f"pooler_output.{i}": TensorView.of(features(i, i + 1)) for i in range(3)}),
+    "levels": record_of(
+        "levels",
+        "frame",
+        {
+            "pooler_output": bfloat16(features(4)),
+            **{f"deepstack_features.{i}": bfloat16(features(i)) for i in range(3)},
+        },
+    ),
+    "odd sizes": record_of(
+        "tuple",
+        "item",
+        {
+            "mask": TensorView.of(np.array([True, False, True])),
+            "empty": TensorView.of(np.zeros((0, 64), np.float32)),
+            "scale": TensorView.of(np.array(2.5)),
+            "column": TensorView.of(features(5)[:, ::7]),
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_round_trip(name: str) -> None:
+    record = RECORDS[name]
+    back = decode_record(encode_record(record))
+    assert back.key_terms == record.key_terms
+    assert (back.container, back.unit, back.geometry) == (record.container, record.unit, record.geometry)
+    assert back.placeholder_ids.dtype == np.int32 and back.placeholder_ids.tolist() == [7, 9, 9, 9, 8]
+    assert back.tensors.keys() == record.tensors.keys()
+    for key, tensor in record.tensors.items():
+        assert (back.tensors[key].dtype, back.tensors[key].shape) == (tensor.dtype, tensor.shape)
+        assert back.tensors[key].numpy().tobytes() == tensor.numpy().tobytes()
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_safetensors_reads_the_same(name: str) -> None:
+    record = RECORDS[name]
+    by_torch = safetensors.torch.load(encode_record(record))
+    assert by_torch.pop("placeholder_ids").tolist() == [7, 9, 9, 9, 8]
+    assert by_torch.keys() == record.tensors.keys()
+    for key, tensor in record.tensors.items():
+        assert str(by_torch[key].dtype) == f"torch.{tensor.dtype}" and tuple(by_torch[key].shape) == tensor.shape
+        assert by_torch[key].reshape(-1).view(torch.uint8).numpy().tobytes() == bytes(tensor.data)
+
+
+def test_numpy_reader_agrees_on_values() -> None:
+    assert np.array_equal(safetensors.numpy.load(encode_record(RECORDS["tensor"]))["pooler_output"], features(1))
+
+
+def test_decoding_copies_nothing_and_tensors_are_aligned() -> None:
+    data = np.frombuffer(encode_record(RECORDS["odd sizes"]), np.uint8)
+    for tensor in decode_record(data.data).tensors.values():
+        array = tensor.numpy()
+        assert array.flags.aligned
+        assert array.size == 0 or np.shares_memory(array, data)
+
+
+def test_reads_what_safetensors_wrote() -> None:
+    facts = json.loads(encode_record(RECORDS["tensor"])[8:].split(b"\x00")[0].rsplit(b"}", 1)[0] + b"}")["__metadata__"]
+    tensors = {"pooler_output": features(6), "placeholder_ids": np.arange(3)}
+    back = decode_record(safetensors.numpy.save(tensors, metadata=facts))
+    assert np.array_equal(back.tensors["pooler_output"].numpy(), features(6))
+    assert back.placeholder_ids.tolist() == [0, 1, 2]
+
+
+def test_malformed_bytes_are_refused() -> None:
+    whole = encode_record(RECORDS["levels"])
+    header_end = 8 + int.from_bytes(whole[:8], "little")
+    for end in [0, 4, 8, 20, header_end - 1, header_end, len(whole) - 1]:
+        with pytest.raises(ValueError, match="not a feature record"):
+            decode_record(whole[:end])
+    for bad in [
+        whole + b"\0",
+        b"\xff" * 64,
+        whole.replace(b'"BF16"', b'"BF61"', 1),
+        whole.replace(b"[0,", b"[8,", 1),
+        whole.replace(b"[8,64]", b"[8,63]", 1),
+        safetensors.numpy.save({"pooler_output": features(1)}),
+    ]:
+        with pytest.raises(ValueError, match="not a feature record"):
+            decode_record(bad)
+
+
+def test_flipped_header_bytes_never_raise_anything_else() -> None:
+    whole = bytearray(encode_record(RECORDS["tensor"]))
+    for position in range(8 + int.from_bytes(whole[:8], "little")):
+        for flip in (0x01, 0x80):
+            whole[position] ^= flip
+            with contextlib.suppress(ValueError):
+                decode_record(bytes(whole))
+            whole[position] ^= flip
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"container": "list"},
+        {"unit": "video"},
+        {"tensors": {}},
+        {"tensors": {"placeholder_ids": TensorView.of(features(1))}},
+        {"placeholder_ids": np.zeros((1, 2), np.int64)},
+        {"placeholder_ids": np.zeros(2, np.float32)},
+    ],
+)
+def test_records_check_themselves(change: dict[str, object]) -> None:
+    with pytest.raises(ValueError):
+        dataclasses.replace(RECORDS["tensor"], **change)
+
+
+def test_tensor_views_check_themselves_and_print_no_data() -> None:
+    with pytest.raises(ValueError, match="takes 24 bytes, got 8"):
+        TensorView(dtype="float32", shape=(2, 3), data=bytes(8))
+    with pytest.raises(ValueError, match="complex64"):
+        TensorView.of(np.zeros(2, np.complex64))
+    assert repr(TensorView.of(features(1))) == "TensorView(float32[8, 64])"

@@ -1,0 +1,145 @@
+import io
+
+import numpy as np
+import pytest
+from media_files import make_image, picture
+from PIL import Image, ImageOps
+
+from pipeline.errors import ItemError
+from pipeline.media.image import decode_image
+from pipeline.media.probe import probe_media
+from pipeline.media.resize import resize_frames
+
+
+def saved(image: Image.Image, format: str, **options: object) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format, **options)
+    return file.getvalue()
+
+
+def only_frame(data: bytes) -> np.ndarray:
+    frames = decode_image(data, None)
+    assert frames.pts_seconds == (0.0,)
+    return frames.pixels[0]
+
+
+PLAIN = [
+    make_image("JPEG"),
+    make_image("JPEG", progressive=True, quality=60),
+    make_image("JPEG", "L"),
+    make_image("JPEG", "CMYK"),
+    make_image("PNG"),
+    make_image("PNG", "L"),
+    make_image("PNG", "1"),
+    make_image("PNG", "P"),
+    make_image("WEBP"),
+    make_image("WEBP", lossless=True),
+    make_image("GIF", "P"),
+    make_image("BMP"),
+    make_image("TIFF"),
+    make_image("AVIF"),
+    make_image("JPEG2000"),
+]
+
+
+@pytest.mark.parametrize("data", PLAIN, ids=range(len(PLAIN)))
+def test_opaque_images_equal_pillows_own_conversion(data):
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert np.array_equal(only_frame(data), expected)
+
+
+def test_a_file_object_is_taken_and_left_open():
+    file = io.BytesIO(make_image("PNG"))
+    assert np.array_equal(decode_image(file, None).pixels[0], picture(3))
+    assert not file.closed
+
+
+def test_the_size_asked_for_is_that_of_resizing_the_full_picture():
+    data = make_image("JPEG")
+    full = np.array(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert np.array_equal(decode_image(data, (28, 56)).pixels, resize_frames(full[np.newaxis], (28, 56)))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "TIFF", "AVIF"])
+def test_exif_orientation_is_applied_and_the_probe_agrees(format, orientation):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = saved(Image.fromarray(picture(3)), format, exif=exif)
+    expected = np.asarray(ImageOps.exif_transpose(Image.open(io.BytesIO(data))).convert("RGB"))
+    pixels = only_frame(data)
+    assert np.array_equal(pixels, expected)
+    assert pixels.shape[:2] == ((64, 96) if orientation < 5 else (96, 64))
+    probe = probe_media(io.BytesIO(data), num_bytes=len(data), declared=None, name="x")
+    assert (probe.height, probe.width) == pixels.shape[:2]
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
+def test_transparency_lies_on_white(format):
+    rgba = np.dstack([picture(3), np.full((64, 96), 255, np.uint8)])
+    rgba[:32, :, 3] = 0
+    rgba[32:40, :, 3] = 128
+    pixels = only_frame(saved(Image.fromarray(rgba), format, **({"lossless": True} if format == "WEBP" else {})))
+    assert np.all(pixels[:32] == 255)
+    half = picture(3)[32:40] * (128 / 255) + 255 * (127 / 255)
+    assert np.abs(pixels[32:40] - half).max() <= 1
+    assert np.array_equal(pixels[40:], picture(3)[40:])
+
+
+def test_a_transparent_palette_entry_and_a_transparent_colour_lie_on_white():
+    palette = Image.fromarray((np.arange(96 * 64).reshape(64, 96) % 4).astype(np.uint8), mode=None).convert("P")
+    palette.putpalette([200, 0, 0, 0, 200, 0, 0, 0, 200, 9, 9, 9])
+    pixels = only_frame(saved(palette, "PNG", transparency=1))
+    assert [tuple(int(v) for v in p) for p in pixels[0, :4]] == [(200, 0, 0), (255, 255, 255), (0, 0, 200), (9, 9, 9)]
+    colour = Image.new("RGB", (4, 4), (1, 2, 3))
+    assert np.all(only_frame(saved(colour, "PNG", transparency=(1, 2, 3))) == 255)
+
+
+def test_16_bit_grey_keeps_its_scale():
+    grey = np.array([[0, 128, 257, 32768, 65278, 65535]], np.uint16)
+    for format in ("PNG", "TIFF"):
+        pixels = only_frame(saved(Image.fromarray(grey), format))
+        assert pixels[0, :, 0].tolist() == [0, 0, 1, 128, 254, 255]
+
+
+def test_float_pixels_are_refused_by_name():
+    data = saved(Image.fromarray(np.zeros((4, 4), np.float32)), "TIFF")
+    with pytest.raises(ItemError) as caught:
+        decode_image(data, None)
+    assert (caught.value.stage, caught.value.code) == ("decode", "unsupported_mode")
+
+
+@pytest.mark.parametrize("format", ["GIF", "WEBP", "PNG"])
+def test_an_animation_shows_its_first_frame(format):
+    frames = [Image.fromarray(np.full((8, 8, 3), value, np.uint8)) for value in (10, 200)]
+    data = saved(
+        frames[0], format, save_all=True, append_images=frames[1:], **({"lossless": True} if format == "WEBP" else {})
+    )
+    assert np.all(only_frame(data) == 10)
+
+
+@pytest.mark.parametrize("fraction", [0.4, 0.6, 0.9, 0.99])
+@pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP"])
+def test_a_truncated_image_is_named_so(format, fraction):
+    rng = np.random.default_rng(1)
+    data = saved(Image.fromarray(rng.integers(0, 256, (200, 300, 3), dtype=np.uint8)), format)
+    with pytest.raises(ItemError) as caught:
+        decode_image(data[: int(len(data) * fraction)], None)
+    assert (caught.value.stage, caught.value.code) == ("decode", "truncated")
+
+
+@pytest.mark.parametrize("format", ["PNG", "JPEG"])
+def test_damaged_pixels_are_corrupt(format):
+    rng = np.random.default_rng(1)
+    data = bytearray(saved(Image.fromarray(rng.integers(0, 256, (200, 300, 3), dtype=np.uint8)), format))
+    middle = len(data) // 2
+    data[middle : middle + 200] = b"\xff" * 200
+    with pytest.raises(ItemError) as caught:
+        decode_image(bytes(data), None)
+    assert (caught.value.stage, caught.value.code) == ("decode", "corrupt")
+
+
+def test_text_is_no_image():
+    with pytest.raises(ItemError) as caught:
+        decode_image(b"BM, he said, and left the room without another word.", None)
+    assert (caught.value.stage, caught.value.code) == ("decode", "unknown_format")
