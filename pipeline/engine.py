@@ -15,7 +15,7 @@ import pyarrow as pa
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from pipeline.config import Config, RayOptions
+from pipeline.config import RayOptions
 from pipeline.errors import HeadraceError, UnschedulableError
 from pipeline.planning.windows import Window
 from pipeline.runs.receipts import receipt_from_json
@@ -24,7 +24,7 @@ from pipeline.schema import Receipt
 # A block carries several batches, for each costs the driver 10-15 ms an operator (FACTS: 33 one-row blocks/s, 150
 # eight-row blocks/s). Four keep a 64 MB-a-row block at 256 MB; not calibrated beyond that.
 _BATCHES_PER_BLOCK = 4
-_DECODE_MEMORY_BYTES = 300 * 2**20
+_DECODE_MEMORY_BYTES = 650 * 2**20  # 520 MB measured on the demo: torch, libav and one 64 MB batch to come
 _POLL_SECONDS = 1.0
 
 
@@ -227,8 +227,9 @@ def _own_cause(error: BaseException | None) -> HeadraceError | None:
     return None
 
 
-def quiet_ray_data(config: Config) -> None:
+def quiet_ray_data() -> None:
     """Ray Data's own bars and logs would interleave with ours; order is restored by index, so blocks may overtake."""
     data = ray.data.DataContext.get_current()
     data.enable_progress_bars = False
+    logging.getLogger("ray.data").setLevel(logging.ERROR)
     data.execution_options.preserve_order = False

@@ -32,9 +32,9 @@ from pipeline.stages.decode import DecodeBatches
 from pipeline.stages.encode import EncodeBatches
 from pipeline.stages.encode_finish import finish_encode_window
 from pipeline.stages.encode_plan import PlanEncodeWindow
+from pipeline.stages.encoder_identity import encoder_identity
 from pipeline.stages.generate import GenerateBatches
 from pipeline.stages.generate_finish import finish_generate_window
-from pipeline.stages.model_digest import weights_digest
 from pipeline.stages.prompt import PlanPromptWindow
 from pipeline.storage import Folder
 
@@ -87,7 +87,7 @@ def run(config: Config) -> dict[str, Any]:
     if config.demo_media is not None:
         make_demo_media(config.input, **config.demo_media.model_dump())
     with start_run(config) as current, engine.ray_session(config.ray) as ray_seconds:
-        engine.quiet_ray_data(config)
+        engine.quiet_ray_data()
         summary = _Driver(config, current).drive(started, ray_seconds)
     _check_quarantine(summary, config.max_quarantined_fraction)
     return summary
@@ -105,8 +105,8 @@ class _Driver:
         self.seconds = {"encode_pass": 0.0, "generate_pass": 0.0}
 
     def drive(self, started: float, ray_seconds: float) -> dict[str, Any]:
-        digest = engine.run_task(weights_digest, self.config)
-        context = StageContext(config=self.config, run_url=self.run.folder.url, weights_digest=digest)
+        identity = engine.run_task(encoder_identity, self.config)
+        context = StageContext(config=self.config, run_url=self.run.folder.url, identity=identity)
         self._seal_leftovers()
         finished = {each.name: self._restore(each.name) for each in (ENCODE, GENERATE)}
         ray = self.config.ray

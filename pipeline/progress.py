@@ -29,7 +29,7 @@ class PassBar:
     def update(self, receipt: Receipt) -> None:
         """Take in one receipt: a planning one raises the total, the others what is done."""
         if receipt.batch == -1:
-            self._bar.total += receipt.counts.get("items", 0)
+            self._bar.total = (self._bar.total or 0) + receipt.counts.get("items", 0)
         reused = receipt.counts.get("features_reused", 0)
         quarantined = sum(receipt.quarantine.values())
         stored = receipt.counts.get("encodes", 0) + receipt.counts.get("answers", 0)

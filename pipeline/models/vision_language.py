@@ -1,7 +1,7 @@
 """Vision-language models of transformers, run as two halves that meet in the feature store.
 
 `VisionEncoder` holds tower and projector and turns frames into feature records; `LanguageModel` holds the language
-model and turns token ids and those records into tokens. `VisionLanguageFacts` is what planning needs and no weight tells.
+model and turns token ids and those records into tokens. `VisionLanguageFacts` is what planning needs, without weights.
 """
 
 from __future__ import annotations

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore
-from pipeline.models.vision_language import VisionLanguageFacts
+from pipeline.stages.identity import EncoderIdentity
 from pipeline.storage import Folder
+
+if TYPE_CHECKING:
+    from pipeline.models.vision_language import VisionLanguageFacts
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """A run's configuration and folder, and the digest of the weights its features come from."""
+    """A run's configuration and folder, and the identity of the encoder its features come from."""
 
     config: Config
     run_url: str
-    weights_digest: str
+    identity: EncoderIdentity
 
     @property
     def folder(self) -> Folder:
@@ -38,6 +42,9 @@ class StageContext:
 
 @functools.lru_cache(maxsize=4)
 def _facts(model: str) -> VisionLanguageFacts:
+    # Not at the top: decode workers have no use for transformers, which costs a process seconds and 400 MB.
+    from pipeline.models.vision_language import VisionLanguageFacts
+
     return VisionLanguageFacts.load(model)
 
 

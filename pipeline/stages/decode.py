@@ -17,7 +17,7 @@ from pipeline.media.decode import decode_media
 from pipeline.media.source import FetchCounter, read_source
 from pipeline.schema import Frames, ItemFailure
 from pipeline.stages.context import StageContext
-from pipeline.stages.encode_plan import key_terms, sha256_content
+from pipeline.stages.identity import sha256_content
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, batch_table
 
 
@@ -76,7 +76,7 @@ class DecodeBatches:
         if not self.context.config.store.reuse:
             return None
         assert item.content is not None
-        terms = key_terms(self.context, item, item.content)
+        terms = self.context.identity.key_terms(item, item.content)
         key = terms.digest()
         shard = self.context.store.find([key]).get(key)
         if shard is None or self.context.store.fetch([(shard, key)], [terms.as_dict()]) == [None]:

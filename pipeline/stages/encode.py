@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,6 @@ from pipeline.models.vision_language import EncodedItem, VisionEncoder
 from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Frames, ItemFailure, Receipt
 from pipeline.stages.context import StageContext
-from pipeline.stages.encode_plan import key_terms
 from pipeline.stages.outcomes import ENCODE_OUTCOME, count_codes, write_outcome
 from pipeline.stages.rows import RECEIPT_SCHEMA, DecodedMedia, PlannedMedia
 
@@ -28,14 +28,19 @@ class EncodeBatches:
     """
 
     def __init__(self, context: StageContext, device: str) -> None:
-        encode = context.config.encode
         if device == "cpu":
             # One thread a worker: workers are sized to the cores, and bits must not move with their number.
             torch.set_num_threads(1)
         self.context = context
-        self.encoder = VisionEncoder(context.facts, dtype=encode.dtype, device=device, attention=encode.attention)
+        self.device = device
         self.writer = context.store.writer()
         self.committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
+
+    @cached_property
+    def encoder(self) -> VisionEncoder:
+        """Loaded with the first batch: a job whose features are all stored never needs it."""
+        encode = self.context.config.encode
+        return VisionEncoder(self.context.facts, dtype=encode.dtype, device=self.device, attention=encode.attention)
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
         """One table of one receipt for each row, in order."""
@@ -90,7 +95,7 @@ class EncodeBatches:
     ) -> Receipt:
         started = time.perf_counter()
         terms = {
-            i.planned.position: key_terms(self.context, i.planned, i.planned.content or "")
+            i.planned.position: self.context.identity.key_terms(i.planned, i.planned.content or "")
             for i in items
             if i.failure is None
         }

@@ -15,11 +15,8 @@ import pyarrow as pa
 
 from pipeline.errors import ItemError
 from pipeline.features.catalogue import SourceEntry
-from pipeline.features.identity import FeatureKeyTerms
-from pipeline.media.backend import DECODE_BACKEND
 from pipeline.media.budget import Budget, admit, admit_request
 from pipeline.media.probe import probe_media
-from pipeline.media.resize import RESIZE_BACKEND
 from pipeline.media.sampling import sample_plan
 from pipeline.media.source import FetchCounter, SourceFacts, open_source, read_source, stat_source
 from pipeline.planning.buckets import BatchBudget, plan_window
@@ -28,6 +25,7 @@ from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_from_json, receipt_to_json
 from pipeline.schema import MediaItem, Modality, Probe, Receipt, Request, ResourceVector, SamplePlan
 from pipeline.stages.context import StageContext
+from pipeline.stages.identity import sha256_content
 from pipeline.stages.outcomes import count_codes, encode_batch_receipts
 from pipeline.stages.rows import BATCH_SCHEMA, PlannedMedia, batch_table, receipt_row
 
@@ -35,27 +33,6 @@ from pipeline.stages.rows import BATCH_SCHEMA, PlannedMedia, batch_table, receip
 def plan_name(window: int) -> str:
     """The written plan of a window."""
     return f"_run/plans/encode-{window:06d}.json"
-
-
-def key_terms(context: StageContext, planned: PlannedMedia, content: str) -> FeatureKeyTerms:
-    """Everything that the features of `planned` depend on."""
-    return FeatureKeyTerms(
-        tenant=planned.tenant,
-        content=content,
-        sampling=planned.requested.pts_seconds if planned.probe.modality == "video" else (),
-        decode_backend=DECODE_BACKEND,
-        resize_backend=RESIZE_BACKEND,
-        resized_size=planned.geometry.resized_size,
-        processor=context.facts.processor_digest,
-        weights=context.weights_digest,
-        precision=context.config.encode.dtype,
-        placeholder=context.facts.placeholder_digest,
-    )
-
-
-def sha256_content(data: bytes) -> str:
-    """The content term of bytes."""
-    return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,7 +295,7 @@ class _WindowPlanner:
             return {}
         store = self.context.store
         store.reload()
-        terms = {m.position: key_terms(self.context, m, m.content) for m in media if m.content is not None}
+        terms = {m.position: self.context.identity.key_terms(m, m.content) for m in media if m.content is not None}
         keys = {position: each.digest() for position, each in terms.items()}
         found = store.find(sorted(set(keys.values())))
         claims = [position for position, key in keys.items() if key in found]

@@ -40,6 +40,8 @@ def test_keys_are_found_in_the_newest_shard(folder: Folder) -> None:
     list_shard(folder, "1", ["a", "b"])
     found = catalogue.load_catalogue(folder).find(["c", "a", "zz", "b"])
     assert found == {"a": "1", "b": "2", "c": "2"}
+    backwards = catalogue.Catalogue(dict(reversed(catalogue.load_catalogue(folder).parts.items())))
+    assert backwards.find(["b"]) == {"b": "2"}
 
 
 def test_an_empty_store_finds_nothing(folder: Folder) -> None:

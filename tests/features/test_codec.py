@@ -89,6 +89,13 @@ def test_safetensors_reads_the_same(name: str) -> None:
         assert by_torch[key].reshape(-1).view(torch.uint8).numpy().tobytes() == bytes(tensor.data)
 
 
+@pytest.mark.parametrize("prompt", ["", "a", "ab", "abc"])
+def test_tensors_start_at_an_8_byte_boundary(prompt: str) -> None:
+    _, record = keyed_record(1)
+    data = encode_record(dataclasses.replace(record, key_terms={**record.key_terms, "prompt": prompt}))
+    assert int.from_bytes(data[:8], "little") % 8 == 0
+
+
 def test_numpy_reader_agrees_on_values() -> None:
     assert np.array_equal(safetensors.numpy.load(encode_record(RECORDS["tensor"]))["pooler_output"], features(1))
 
@@ -115,7 +122,9 @@ def test_malformed_bytes_are_refused() -> None:
     for end in [0, 4, 8, 20, header_end - 1, header_end, len(whole) - 1]:
         with pytest.raises(ValueError, match="not a feature record"):
             decode_record(whole[:end])
+    assert whole.count(b"[1044,2068]") == 1
     for bad in [
+        whole.replace(b"[1044,2068]", b"[20,1044]  "),  # two tensors in one place
         whole + b"\0",
         b"\xff" * 64,
         whole.replace(b'"BF16"', b'"BF61"', 1),

@@ -116,3 +116,15 @@ def test_sealing_cut_off_at_each_step(
     assert store.recover() == []
     assert not list(tmp_path.rglob("*.tmp")) and not list(tmp_path.rglob("data.mdb"))
     store.folder.remove("")
+
+
+def test_a_listed_shard_is_not_sealed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FeatureStore(str(tmp_path))
+    writer = store.writer()
+    shard_id = writer.put([keyed_record(0)])
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle, "_remove_folder", lambda _: None)
+        first = writer.seal()
+    monkeypatch.delattr(lifecycle, "compact_shard")
+    assert store.recover() == [first]
+    check_all(store, {0: shard_id})

@@ -7,6 +7,8 @@ import os
 import struct
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -100,10 +102,10 @@ def test_another_process_follows_a_growing_map(tmp_path: Path) -> None:
         env=CHILD_ENVIRONMENT,
     ) as child:
         assert child.stdin is not None and child.stdout is not None
-        for number in range(8):
-            writer.put_batch([(f"k{number}", blob(number, 10_000 << number))])
+        for number in range(8):  # 20 MB in all: a reader starts with room for 10
+            writer.put_batch([(f"k{number}", blob(number, 80_000 << number))])
             print(f"k{number}", file=child.stdin, flush=True)
-            assert child.stdout.readline().strip() == str(10_000 << number)
+            assert child.stdout.readline().strip() == str(80_000 << number)
     writer.close()
 
 
@@ -186,6 +188,19 @@ def test_a_forked_child_that_lets_go_does_not_unlock_its_parent(tmp_path: Path) 
     with pytest.raises(BlockingIOError):
         FileLock(str(tmp_path / "lock"), blocking=False)
     lock.close()
+
+
+def test_waiting_for_the_lock_of_a_shard_that_goes_away(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    holder = FileLock(str(path), blocking=True)
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(FileLock, str(path), blocking=True)
+        time.sleep(0.1)
+        path.unlink()
+        path.touch()
+        holder.close()
+        with pytest.raises(FileNotFoundError, match="replaced"):
+            waiting.result()
 
 
 def test_network_file_systems_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""The digest of a checkpoint's tower and projector: computed once a checkpoint and precision, kept in the store."""
+"""Works out an encoder's identity; the digest of its weights is kept in the store, once a checkpoint and precision."""
 
 from __future__ import annotations
 
@@ -10,11 +10,21 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore
 from pipeline.models.vision_language import VisionEncoder, VisionLanguageFacts, resolve_model
+from pipeline.stages.identity import EncoderIdentity
 
 
-def weights_digest(config: Config) -> str:
-    """The weights term of every feature key. Raises `ConfigError` when the model cannot be loaded."""
+def encoder_identity(config: Config) -> EncoderIdentity:
+    """The encoder's terms of every feature key. Raises `ConfigError` when the model cannot be loaded."""
     facts = VisionLanguageFacts.load(config.model)
+    return EncoderIdentity(
+        weights=_weights(config, facts),
+        processor=facts.processor_digest,
+        placeholder=facts.placeholder_digest,
+        precision=config.encode.dtype,
+    )
+
+
+def _weights(config: Config, facts: VisionLanguageFacts) -> str:
     folder = FeatureStore(config.store.path, config.store.local_path).folder
     name = f"models/{_checkpoint(facts)}-{config.encode.dtype}.json"
     if folder.exists(name):

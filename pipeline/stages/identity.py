@@ -1,0 +1,41 @@
+"""The key of a planned item's features; imports neither torch nor transformers, which decode does without."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+from pipeline.features.identity import FeatureKeyTerms
+from pipeline.media.backend import DECODE_BACKEND
+from pipeline.media.resize import RESIZE_BACKEND
+from pipeline.stages.rows import PlannedMedia
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncoderIdentity:
+    """The terms of a key that are the encoder's: digests of weights, processor configuration and placeholder layout."""
+
+    weights: str
+    processor: str
+    placeholder: str
+    precision: str
+
+    def key_terms(self, planned: PlannedMedia, content: str) -> FeatureKeyTerms:
+        """Everything that the features of `planned`, whose bytes are `content`, depend on."""
+        return FeatureKeyTerms(
+            tenant=planned.tenant,
+            content=content,
+            sampling=planned.requested.pts_seconds if planned.probe.modality == "video" else (),
+            decode_backend=DECODE_BACKEND,
+            resize_backend=RESIZE_BACKEND,
+            resized_size=planned.geometry.resized_size,
+            processor=self.processor,
+            weights=self.weights,
+            precision=self.precision,
+            placeholder=self.placeholder,
+        )
+
+
+def sha256_content(data: bytes) -> str:
+    """The content term of bytes."""
+    return f"sha256:{hashlib.sha256(data).hexdigest()}"

@@ -1,0 +1,60 @@
+"""Fixtures shared by all tests: demo media drawn once a session, and configurations over them."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import Config, parse_config
+from pipeline.demo.media import make_demo_media
+
+# Set before anything imports Ray: 2.60 writes a token file into the home folder otherwise.
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture(scope="session")
+def demo_media(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `manifest.jsonl`, `truth.jsonl` and 20 drawn images and clips in every format."""
+    folder = tmp_path_factory.mktemp("media")
+    make_demo_media(str(folder / "manifest.jsonl"), images=12, videos=8, seed=11)
+    return folder
+
+
+@pytest.fixture
+def make_config(tmp_path: Path) -> Callable[..., Config]:
+    """A configuration of the demo model whose output and store are this test's own."""
+
+    def make(input: Path | str, **changes: Any) -> Config:
+        raw: dict[str, Any] = {
+            "job": "caption_videos",
+            "input": str(input),
+            "output": str(tmp_path / "output"),
+            "model": "demo:captioner",
+            "prompt": "Describe what you see.",
+            "sampling": {"policy": "fps", "fps": 2, "max_frames": 16},
+            "generate": {"max_new_tokens": 24},
+            "store": {"path": str(tmp_path / "store")},
+        }
+        for name, value in changes.items():
+            raw[name] = {**raw.get(name, {}), **value} if isinstance(value, dict) else value
+        return parse_config(raw)
+
+    return make
+
+
+@pytest.fixture
+def write_manifest(tmp_path: Path) -> Callable[..., Path]:
+    """Writes rows as a JSONL manifest."""
+
+    def write(rows: list[dict[str, Any]], name: str = "manifest.jsonl") -> Path:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    return write
