@@ -5,8 +5,10 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import types
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -19,16 +21,16 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 
 
 class Section(BaseModel):
-    """A part of the configuration: unknown keys refused, values immutable."""
+    """A part of the configuration: unknown keys refused, values immutable, numbers finite."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class BudgetSection(Section):
     """A named tier, and single limits replaced. `budget: default` is short for `budget: {tier: default}`."""
 
     tier: str = "default"
-    limits: dict[str, float] = {}
+    limits: dict[str, Annotated[float, Field(gt=0)]] = {}
 
 
 class DemoMedia(Section):
@@ -147,19 +149,28 @@ class Config(Section):
             return {"tier": value}
         return value
 
-    @model_validator(mode="after")
-    def _budget_is_known(self) -> Config:
-        self.limits()
-        return self
+    @field_validator("budget")
+    @classmethod
+    def _budget_is_known(cls, value: BudgetSection) -> BudgetSection:
+        try:
+            resolve_budget(value.tier, value.limits)
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
+        return value
 
     def limits(self) -> Budget:
         """The admission budget in force."""
         return resolve_budget(self.budget.tier, self.budget.limits)
 
     def identity(self) -> dict[str, Any]:
-        """The fields that determine the results; where they go, who computes them and how many at a time are not."""
-        elsewhere = {"output", "run_id", "store", "sinks", "ray", "max_quarantined_fraction", "demo_media", "input"}
-        return self.model_dump(mode="json", exclude=elsewhere)
+        """The fields that determine the results; where they go, who computes them and how many at a time are not.
+
+        Of `ray`, the sizes of the windows count: a part holds one window, and a resumed run must find the same ones.
+        """
+        elsewhere = {"output", "run_id", "store", "sinks", "max_quarantined_fraction", "demo_media", "input"}
+        cluster = RayOptions.model_fields.keys() - {"window_items", "first_window_items"}
+        exclude: dict[str, Any] = {**dict.fromkeys(elsewhere, True), "ray": cluster, "decode": {"io_threads"}}
+        return self.model_dump(mode="json", exclude=exclude)
 
     def digest(self) -> str:
         """16 hex digits over `identity()`."""
@@ -206,12 +217,19 @@ def _apply(raw: dict[str, Any], setting: str) -> None:
         if not isinstance(child, dict):
             raise ConfigError(f"--set {setting}: {name!r} holds a single value and has no keys below it")
         node = child
-    # A prompt such as "Describe: what happens" is a string to its author and a mapping to YAML.
+    node[last] = _setting_value([*parents, last], text)
+
+
+def _setting_value(path: list[str], text: str) -> Any:
+    """`text` itself for a field that holds text: YAML would make a mapping of the prompt "Describe: what happens", and
+    a number of the run id 20260131. Every other field takes what YAML makes of it."""
+    kinds = _kinds(_annotation(path))
+    if str in kinds and not (type(None) in kinds and text in ("null", "~", "")):
+        return text
     try:
-        value = yaml.safe_load(text)
+        return yaml.safe_load(text)
     except yaml.YAMLError:
-        value = text
-    node[last] = value if isinstance(value, int | float | bool | list | None) else text
+        return text
 
 
 def _explain(problem: Any) -> str:
@@ -219,17 +237,34 @@ def _explain(problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         names = _field_names(problem["loc"][:-1])
         close = difflib.get_close_matches(str(problem["loc"][-1]), names, n=1)
-        hint = f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(sorted(names))}"
+        hint = f"did you mean {close[0]!r}?" if close else f"the keys here are {', '.join(sorted(names)) or 'none yet'}"
         return f"{where}: unknown key; {hint}"
     if problem["type"] == "missing":
         return f"{where}: required"
+    if problem["type"] == "value_error":
+        return f"{where}: {problem['ctx']['error']}"
     return f"{where}: {problem['msg']} (got {problem['input']!r})"
 
 
 def _field_names(path: tuple[int | str, ...]) -> list[str]:
-    model: type[BaseModel] = Config
+    section = next(kind for kind in _kinds(_annotation(path)) if issubclass(kind, BaseModel))
+    return list(section.model_fields)
+
+
+def _annotation(path: Sequence[int | str]) -> Any:
+    """The declared type of the field at `path`; `Config` at (), None when there is no such field."""
+    annotation: Any = Config
     for part in path:
-        annotation = model.model_fields[str(part)].annotation
-        candidates = [annotation, *get_args(annotation)]
-        model = next(c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel))
-    return list(model.model_fields)
+        section = next((kind for kind in _kinds(annotation) if issubclass(kind, BaseModel)), None)
+        field = section.model_fields.get(str(part)) if section is not None else None
+        annotation = field.annotation if field is not None else None
+    return annotation
+
+
+def _kinds(annotation: Any) -> list[type]:
+    """The classes a value may be of, with unions and `Annotated` taken apart."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, types.UnionType):
+        return [kind for each in get_args(annotation) for kind in _kinds(each)]
+    return [annotation] if isinstance(annotation, type) else []

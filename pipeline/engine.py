@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import pkgutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -139,17 +140,30 @@ def map_blocks(
     )
 
 
-def map_actors(dataset: ray.data.Dataset, stage: type, arguments: dict[str, Any], workers: Workers) -> ray.data.Dataset:
-    """Run a stage that holds a model over blocks, in a fixed pool of actors."""
+def map_actors(dataset: ray.data.Dataset, stage: str, arguments: dict[str, Any], workers: Workers) -> ray.data.Dataset:
+    """Run a stage that holds a model over blocks, in a fixed pool of actors.
+
+    `stage` is "module:Class", imported by the actors alone: the driver does without torch and transformers, which take
+    seconds to import and 700 MB (FACTS).
+    """
+    name = stage.rpartition(":")[2]
     return dataset.map_batches(
-        stage,
-        fn_constructor_kwargs={**arguments, "device": workers.device},
+        type(name, (_ImportedStage,), {}),  # a class of its own gives the operator its name
+        fn_constructor_kwargs={"stage": stage, **arguments, "device": workers.device},
         batch_size=None,
         batch_format="pyarrow",
         num_cpus=workers.actor_cpus,
         num_gpus=workers.actor_gpus or None,
         compute=ray.data.ActorPoolStrategy(size=workers.actors),
     )
+
+
+class _ImportedStage:
+    def __init__(self, stage: str, **arguments: Any) -> None:
+        self._stage = pkgutil.resolve_name(stage)(**arguments)
+
+    def __call__(self, blocks: pa.Table) -> Iterator[pa.Table]:
+        yield from self._stage(blocks)
 
 
 def receipts(dataset: ray.data.Dataset) -> Iterator[Receipt]:
@@ -183,10 +197,14 @@ class Background:
                 yield self._pending.pop(done[0]), ray.get(done[0])
 
 
-def run_task(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Run one function in a worker and wait for it."""
+def run_task(function: str, *arguments: Any) -> Any:
+    """Run one function, "module:name", in a worker and wait for it."""
     with _own_errors():
-        return ray.get(ray.remote(num_cpus=1)(function).remote(*arguments))
+        return ray.get(ray.remote(num_cpus=1)(_call).remote(function, *arguments))
+
+
+def _call(function: str, *arguments: Any) -> Any:
+    return pkgutil.resolve_name(function)(*arguments)
 
 
 def run_on_every_node(function: Callable[..., Any], *arguments: Any) -> list[Any]:

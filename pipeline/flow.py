@@ -29,11 +29,8 @@ from pipeline.schema import Receipt
 from pipeline.sinks.parquet import part_name
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
-from pipeline.stages.encode import EncodeBatches
 from pipeline.stages.encode_finish import finish_encode_window
 from pipeline.stages.encode_plan import PlanEncodeWindow
-from pipeline.stages.encoder_identity import encoder_identity
-from pipeline.stages.generate import GenerateBatches
 from pipeline.stages.generate_finish import finish_generate_window
 from pipeline.stages.prompt import PlanPromptWindow
 from pipeline.storage import Folder
@@ -50,7 +47,7 @@ def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Re
     rows = engine.windows_dataset(windows)
     planned = engine.map_windows(rows, PlanEncodeWindow(context))
     decoded = engine.map_blocks(planned, DecodeBatches(context), tasks=workers.tasks)
-    encoded = engine.map_actors(decoded, EncodeBatches, {"context": context}, workers)
+    encoded = engine.map_actors(decoded, "pipeline.stages.encode:EncodeBatches", {"context": context}, workers)
     return engine.receipts(encoded)
 
 
@@ -60,7 +57,7 @@ def generate_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[
     workers = engine.preflight(config.generate.device, config.ray.generate_workers, config.ray)
     rows = engine.windows_dataset(windows)
     prompted = engine.map_windows(rows, PlanPromptWindow(context))
-    generated = engine.map_actors(prompted, GenerateBatches, {"context": context}, workers)
+    generated = engine.map_actors(prompted, "pipeline.stages.generate:GenerateBatches", {"context": context}, workers)
     return engine.receipts(generated)
 
 
@@ -105,7 +102,7 @@ class _Driver:
         self.seconds = {"encode_pass": 0.0, "generate_pass": 0.0}
 
     def drive(self, started: float, ray_seconds: float) -> dict[str, Any]:
-        identity = engine.run_task(encoder_identity, self.config)
+        identity = engine.run_task("pipeline.stages.encoder_identity:encoder_identity", self.config)
         context = StageContext(config=self.config, run_url=self.run.folder.url, identity=identity)
         self._seal_leftovers()
         finished = {each.name: self._restore(each.name) for each in (ENCODE, GENERATE)}

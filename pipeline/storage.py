@@ -18,21 +18,23 @@ class Folder:
     """A directory (or object-store prefix) addressed by relative names.
 
     Writes go to a temporary name first and are renamed locally; object stores publish an object only when its upload
-    completes, so both show a reader the whole file or none.
+    completes, so both show a reader the whole file or none. A local path is made absolute at once: a worker that
+    unpickles the folder has another working directory.
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
-        self.fs, self.path = url_to_fs(self.url)
-        self.path = self.path.rstrip("/")
+        self.fs, path = url_to_fs(url)
         self.is_local = "file" in _protocols(self.fs)
+        self.path: str = path.rstrip("/") or path
+        scheme, separator, rest = url.partition("://")
+        self.url = self.path if self.is_local else f"{scheme}{separator}{rest.rstrip('/')}"
 
     def __reduce__(self) -> tuple[type[Folder], tuple[str]]:
         return type(self), (self.url,)
 
     def sub(self, name: str) -> Folder:
         """The folder `name` below this one."""
-        return Folder(f"{self.url}/{name}")
+        return Folder(posixpath.join(self.url, name))
 
     def locate(self, name: str) -> str:
         """The full path of `name`, as the file system wants it."""
@@ -96,9 +98,8 @@ class Folder:
 
     def remove(self, name: str) -> None:
         """Delete a file or a whole folder; nothing happens when it is absent."""
-        path = self.locate(name)
-        if self.fs.exists(path):
-            self.fs.rm(path, recursive=True)
+        if self.exists(name):
+            self.fs.rm(self.locate(name), recursive=True)
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

@@ -61,8 +61,6 @@ class FeatureStore:
     def __init__(self, path: str, local_path: str | None = None, shard_bytes: int = SHARD_BYTES) -> None:
         self.folder = Folder(path)
         self.is_local = self.folder.is_local and network_filesystem(self.folder.path) is None
-        if self.folder.is_local:  # absolute: a worker that unpickles this has another current directory
-            self.folder = Folder(self.folder.path)
         self.shard_bytes = shard_bytes
         self.sources = SourceCatalogue(self.folder)
         self.fallbacks = 0

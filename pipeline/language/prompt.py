@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -74,6 +75,12 @@ def prompt_ids(
             "prompt", "prompt_too_long", f"{len(spliced):,} tokens, generate.max_prompt_tokens allows {max_tokens:,}"
         )
     return spliced
+
+
+def item_seed(seed: int, item_id: str) -> int:
+    """A 63-bit seed from the job's seed and the item's id."""
+    digest = hashlib.sha256(f"{seed}\n{item_id}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def _parts(message: dict[str, Any]) -> list[dict[str, Any]]:

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Sequence
 
 import torch
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
-
-
-def item_seed(seed: int, item_id: str) -> int:
-    """A 63-bit seed from the job's seed and the item's id."""
-    digest = hashlib.sha256(f"{seed}\n{item_id}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 class SeededSampler(LogitsProcessor):
@@ -34,7 +27,8 @@ class SeededSampler(LogitsProcessor):
             scores = warper(input_ids, scores)
         uniform = torch.stack([torch.rand(scores.shape[1], generator=g) for g in self.generators])
         tiny = torch.finfo(uniform.dtype).tiny
-        noise = -torch.log(-torch.log(uniform.clamp_min(tiny)).clamp_min(tiny))
+        exponential = (-torch.log(uniform.clamp_min(tiny))).clamp_min(tiny)
+        noise = -torch.log(exponential)
         return scores + noise.to(scores.device, scores.dtype)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch.nn import functional
 
-RESIZE_BACKEND: str = f"torch-uint8-bicubic-antialias/{torch.__version__.split('+')[0]}"
+RESIZE_BACKEND: str = f"torch-uint8-bicubic-antialias/{version('torch').split('+')[0]}"
 
 
 def resize_frames(pixels: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.NDArray[np.uint8]:
@@ -19,6 +19,10 @@ def resize_frames(pixels: npt.NDArray[np.uint8], size: tuple[int, int]) -> npt.N
     """
     if pixels.shape[1:3] == size:
         return pixels
+    # Not at the top: drivers and planners name the back end in keys and never resize; torch takes seconds to import.
+    import torch
+    from torch.nn import functional
+
     frames = torch.from_numpy(np.require(pixels, requirements=["C", "W"])).permute(0, 3, 1, 2)
     resized = functional.interpolate(frames, size=size, mode="bicubic", align_corners=False, antialias=True)
     return resized.permute(0, 2, 3, 1).contiguous().numpy()

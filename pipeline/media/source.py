@@ -99,7 +99,7 @@ def stat_source(item: MediaItem) -> SourceFacts:
             source_id=_given_id(item) or _sha256_id(item.data), num_bytes=_not_empty(item, len(item.data))
         )
     place = _locate(item)
-    num_bytes, found_id = retrying(lambda: _look(place), place)
+    num_bytes, found_id = _reach(lambda: _look(place), place)
     return SourceFacts(source_id=_given_id(item) or found_id, num_bytes=_not_empty(item, num_bytes))
 
 
@@ -109,7 +109,7 @@ def read_source(item: MediaItem, counter: FetchCounter) -> bytes:
         return item.data
     place = _locate(item)
     counter.fetches += 1
-    data = retrying(lambda: bytes(_regular(place).fs.cat_file(place.path)), place)
+    data = _reach(lambda: bytes(_regular(place).fs.cat_file(place.path)), place)
     counter.bytes_fetched += len(data)
     _not_empty(item, len(data))
     return data
@@ -117,6 +117,7 @@ def read_source(item: MediaItem, counter: FetchCounter) -> bytes:
 
 def open_source(item: MediaItem, counter: FetchCounter) -> BinaryIO:
     """The object as a seekable file that fetches ranges as they are read. Raises as `stat_source`, reads included.
+    An empty object opens.
 
     `counter` gets the bytes that callers read; a remote block is fetched whole, so the wire may carry more.
     """
@@ -124,7 +125,7 @@ def open_source(item: MediaItem, counter: FetchCounter) -> BinaryIO:
         return io.BytesIO(item.data)
     place = _locate(item)
     counter.fetches += 1
-    file = retrying(lambda: _open(place), place)
+    file = _reach(lambda: _open(place), place)
     return cast(BinaryIO, _RangeFile(file, place, counter))
 
 
@@ -243,17 +244,26 @@ def _file_system(scheme: str) -> Any:
         raise ConfigError(f"{scheme}:// needs a package that is not installed: {error}") from error
 
 
+def _reach(fetch: Callable[[], Result], place: Place) -> Result:
+    return retrying(lambda: _with_reason(fetch, place), place)
+
+
+def _with_reason(fetch: Callable[[], Result], place: Place) -> Result:
+    try:
+        return fetch()
+    except PermissionError:
+        # The answer to a HEAD request has no body: only a read tells wrong credentials from a denied object.
+        if place.scheme != "file":
+            place.fs.cat_file(place.path, start=0, end=1)
+        raise
+
+
 def _look(place: Place) -> tuple[int, str]:
     """(bytes, source id) from metadata."""
     if place.scheme == "file":
         facts = os.stat(_regular(place).path)
         return facts.st_size, f"file:{place.path}:{facts.st_size}:{facts.st_mtime_ns}"
-    try:
-        info = place.fs.info(place.path)
-    except PermissionError:
-        # The answer to a HEAD request has no body: only a read tells wrong credentials from a denied object.
-        place.fs.cat_file(place.path, start=0, end=1)
-        raise
+    info = place.fs.info(place.path)
     if info["type"] != "file":
         raise IsADirectoryError(place.uri)
     size = int(info["size"])
@@ -277,7 +287,11 @@ def _open(place: Place) -> Any:
     cache = (
         {"cache_type": "blockcache", "cache_options": {"maxblocks": _MAX_BLOCKS}} if place.scheme != "memory" else {}
     )
-    return place.fs.open(place.path, "rb", block_size=_BLOCK_BYTES, **cache)
+    file = place.fs.open(place.path, "rb", block_size=_BLOCK_BYTES, **cache)
+    if getattr(file, "details", {}).get("type") == "directory":  # s3fs opens a prefix as an empty file
+        file.close()
+        raise IsADirectoryError(place.uri)
+    return file
 
 
 @functools.cache
@@ -292,7 +306,7 @@ def _judge(error: Exception, place: Place) -> Exception:
     causes = list(_causes(error))
     codes = {code for cause in causes for code in _service_codes(cause)}
     names = {type(cause).__name__ for cause in causes} | codes
-    what = f"{place.uri}: {type(error).__name__}: {error}"
+    what = f"{place.uri}: {type(causes[-1]).__name__}: {causes[-1]}"
     if names & _BAD_CREDENTIALS:
         return ConfigError(f"the credentials for {place.scheme}:// are not valid; {what}")
     if isinstance(error, FileNotFoundError | NotADirectoryError):

@@ -172,9 +172,7 @@ def _decode_by_keyframe(clip: _Clip, wanted: list[int], canvas: _Canvas) -> bool
         return False
     for group in groups:
         frames = _decode(clip.context, clip.packets[group.start : group.end + 1])
-        # Leading pictures of an open GOP come before their keyframe and refer to the one that was not fed.
-        begin = clip.packets[group.start].pts or 0
-        timed = ((frame.pts, frame) for frame in frames if frame.pts is not None and frame.pts >= begin)
+        timed = ((frame.pts, frame) for frame in frames if frame.pts is not None)
         num_answered = 0
         for answer in _answers(timed, group.expected):
             if answer.frame.is_corrupt or set(group.expected[answer.start : answer.stop]) != {answer.pts}:
@@ -215,7 +213,10 @@ def _group_by_keyframe(clip: _Clip, wanted: list[int]) -> list[_Group] | None:
 
 
 def _keyframe_for(clip: _Clip, keyframes: list[int], index: int, pts: int) -> int | None:
-    """The last keyframe decoded at or before packet `index` that is also shown at or before `pts`."""
+    """The last keyframe decoded at or before packet `index` that is also shown at or before `pts`.
+
+    Leading pictures of an open GOP come behind their keyframe and are shown before it: they refer to the one before.
+    """
     for keyframe in reversed(keyframes[: bisect_right(keyframes, index)]):
         keyframe_pts = clip.packets[keyframe].pts
         if keyframe_pts is not None and keyframe_pts <= pts:

@@ -14,8 +14,7 @@ import pyarrow as pa
 
 from pipeline.errors import ItemError
 from pipeline.language.batching import plan_language_batches
-from pipeline.language.prompt import chat_messages, prompt_ids
-from pipeline.language.sampling import item_seed
+from pipeline.language.prompt import chat_messages, item_seed, prompt_ids
 from pipeline.planning.windows import Window
 from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_to_json

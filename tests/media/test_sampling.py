@@ -64,7 +64,7 @@ def test_times(num_frames, rate, policy, expected):
 def test_times_do_not_pass_the_last_frame():
     plan = sample_plan(clip(21, 10), Policy(fps=4))  # 2.1 s: 9 times, the last frame at 2.0
     assert plan.pts_seconds == pytest.approx((0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2.0))
-    short = sample_plan(clip(10, 0.5, duration=20.0), Policy(fps=0.55))  # k = 10 falls on 18.18
+    short = sample_plan(clip(0, 0.5, duration=20.0), Policy(fps=0.55))  # k = 10 falls on 18.18
     assert max(short.pts_seconds) == 18.0
 
 

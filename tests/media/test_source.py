@@ -293,6 +293,20 @@ def test_what_nobody_knows_stops_the_run(error):
     assert caught.value is error
 
 
+@pytest.mark.parametrize("call", [stat_source, read_source, open_source])
+def test_a_denial_without_a_reason_is_looked_into(monkeypatch, call):
+    """Object stores answer a HEAD with wrong credentials by a bare 403; the body of a read says which it is."""
+
+    def denied(self, path, *_, start=None, **__):
+        raise translate_boto_error(service_error("403" if start is None else "InvalidAccessKeyId", 403))
+
+    for name in ("info", "_open", "cat_file"):
+        monkeypatch.setattr(MemoryFileSystem, name, denied)
+    arguments = (MediaItem(uri="memory://bucket/x"), FetchCounter())
+    with pytest.raises(ConfigError, match="credentials"):
+        call(*arguments[: 1 if call is stat_source else 2])
+
+
 def test_a_bug_is_not_retried():
     with pytest.raises(ZeroDivisionError):
         retrying(lambda: 1 // 0, place(), sleep=lambda seconds: pytest.fail("retried"))

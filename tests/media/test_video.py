@@ -119,6 +119,18 @@ def test_only_from_keyframe_to_target_is_decoded(monkeypatch):
     assert sum(fed[1:]) <= 1 + 8 + 1
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in CLIPS if not any(word in name for word in ("refresh", "vp8", "avi"))]
+)
+def test_decoding_by_keyframe_needs_no_second_try_in_sequence(clips, name, monkeypatch):
+    data, truth = clips(name)
+    runs = []
+    in_sequence = video._frames_in_sequence
+    monkeypatch.setattr(video, "_frames_in_sequence", lambda clip: runs.append(1) or in_sequence(clip))
+    decode_video(io.BytesIO(data), SamplePlan(pts_seconds=tuple(t for t, _ in truth)), (16, 16))
+    assert len(runs) == 1  # the search for the first frame
+
+
 def test_frames_out_of_an_edit_list_are_not_shown():
     data = bytearray(make_video(Recipe(options={"g": "15", "bf": "0"})))
     entry = data.index(b"elst") + 12
@@ -205,6 +217,16 @@ def test_a_file_cut_off_is_truncated_behind_the_cut_and_usable_before_it(contain
     frames = decode_video(io.BytesIO(cut), SamplePlan(pts_seconds=times), None)
     for time, pixels in zip(times, frames.pixels, strict=True):
         assert np.array_equal(pixels, shown_at(truth, time))
+
+
+def test_a_frame_that_is_only_half_there_is_not_shown():
+    data = make_video(Recipe(options={"bf": "0", "g": "30", "crf": "10"}, container_options={"movflags": "faststart"}))
+    with av.open(io.BytesIO(data)) as container:
+        last = [packet for packet in container.demux(video=0) if packet.size][-1]
+    cut = data[: last.pos + last.size // 2]
+    frames = decode_video(io.BytesIO(cut), SamplePlan(pts_seconds=(0.0, 89 / 30)), None)
+    assert frames.pts_seconds[1] == pytest.approx(88 / 30)
+    assert np.array_equal(frames.pixels[1], full_decode(data)[88][1])
 
 
 def test_a_last_target_just_behind_the_end_shows_the_last_frame(clips):

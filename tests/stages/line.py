@@ -84,5 +84,3 @@ def read_parts(context: StageContext) -> list[dict[str, Any]]:
         with context.folder.open(name) as file:
             rows += pq.read_table(file).to_pylist()
     return rows
-
-

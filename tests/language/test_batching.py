@@ -1,0 +1,36 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.language.batching import plan_language_batches
+
+
+@given(
+    st.lists(st.integers(1, 500), max_size=80),
+    st.integers(1, 100),
+    st.integers(1, 2000),
+    st.integers(1, 10**6),
+    st.integers(1, 9),
+)
+def test_every_prompt_once_within_memory(
+    lengths: list[int], new_tokens: int, kv_bytes: int, budget: int, most: int
+) -> None:
+    batches = plan_language_batches(
+        lengths, max_new_tokens=new_tokens, kv_bytes_per_token=kv_bytes, max_batch_bytes=budget, max_batch_items=most
+    )
+    assert sorted(position for batch in batches for position in batch) == list(range(len(lengths)))
+    for batch in batches:
+        longest = max(lengths[position] for position in batch)
+        assert len(batch) <= most
+        assert len(batch) == 1 or len(batch) * (longest + new_tokens) * kv_bytes <= budget
+    flat = [lengths[position] for batch in batches for position in batch]
+    assert flat == sorted(lengths, reverse=True)
+
+
+def test_the_field_s_worked_number() -> None:
+    # 32 layers, 8 key-value heads of 128, 2 bytes: 128 KiB a token, so 576 tokens take 72 MiB.
+    per_token = 2 * 32 * 8 * 128 * 2
+    assert 576 * per_token == 72 * 2**20
+    fits = plan_language_batches(
+        [476] * 4, max_new_tokens=100, kv_bytes_per_token=per_token, max_batch_bytes=3 * 72 * 2**20, max_batch_items=9
+    )
+    assert [len(batch) for batch in fits] == [3, 1]

@@ -1,0 +1,144 @@
+"""The dependency rules of the design, held by reading every import of `pipeline/` and `jobs/`."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FILES = sorted(path.relative_to(ROOT).as_posix() for top in ("pipeline", "jobs") for path in (ROOT / top).rglob("*.py"))
+
+# Library → where it may be imported. Everything else is to stay testable, and quick to start, without it.
+_NETWORKS = ("pipeline/models/", "pipeline/language/", "pipeline/pooling/")
+HOMES: dict[str, tuple[str, ...]] = {
+    "ray": ("pipeline/engine.py", "pipeline/flow.py", "jobs/"),
+    "lmdb": ("pipeline/features/shard.py",),
+    "av": ("pipeline/media/", "pipeline/demo/"),
+    "PIL": ("pipeline/media/", "pipeline/demo/"),
+    "torch": (*_NETWORKS, "pipeline/media/resize.py", "pipeline/stages/encode.py", "pipeline/stages/generate.py"),
+    "torchvision": _NETWORKS,
+    "transformers": _NETWORKS,
+}
+
+# Arithmetic on metadata: the standard library, numpy, and each other.
+PURE = (
+    "pipeline/errors.py",
+    "pipeline/schema.py",
+    "pipeline/planning/geometry.py",
+    "pipeline/planning/buckets.py",
+    "pipeline/planning/windows.py",
+    "pipeline/media/budget.py",
+    "pipeline/media/sampling.py",
+    "pipeline/features/identity.py",
+    "pipeline/language/batching.py",
+)
+
+# Imports go to the same layer or a lower one. What is not named here is the lowest: media, features, models, …
+LAYERS = ("", "pipeline.stages", "pipeline.engine", "pipeline.flow", "jobs")
+
+
+def imports(source: str) -> Iterator[tuple[int, str]]:
+    """(line, absolute dotted name) of everything imported, wherever it stands in the file."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: a relative import; imports here are absolute"
+            yield from ((node.lineno, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+def violations(file: str, source: str) -> list[str]:
+    """`file:line: import name: the rule it breaks`, one an import."""
+    found = []
+    for line, name in imports(source):
+        broken = _broken_rule(file, name)
+        if broken is not None:
+            found.append(f"{file}:{line}: import {name}: {broken}")
+    return found
+
+
+def _broken_rule(file: str, name: str) -> str | None:
+    library = name.partition(".")[0]
+    homes = HOMES.get(library)
+    if homes is not None and not file.startswith(homes):
+        return f"{library} is imported in {', '.join(homes)} only"
+    if file in PURE and not _is_pure(name):
+        return "a pure module imports the standard library, numpy and pure modules only"
+    if library in ("scripts", "tests"):
+        return f"{library}/ is not installed"
+    own, used = _layer(_module(file)), _layer(name)
+    return f"{LAYERS[used]} lies above {LAYERS[own] or 'the stages'}" if used > own else None
+
+
+def _is_pure(name: str) -> bool:
+    library = name.partition(".")[0]
+    if library != "pipeline":
+        return library == "numpy" or library in sys.stdlib_module_names
+    return any(name == module or name.startswith(f"{module}.") for module in map(_module, PURE))
+
+
+def _layer(name: str) -> int:
+    return max(i for i, layer in enumerate(LAYERS) if not layer or name == layer or name.startswith(f"{layer}."))
+
+
+def _module(file: str) -> str:
+    return file.removesuffix(".py").replace("/", ".")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_imports_keep_the_layers(file: str) -> None:
+    assert violations(file, (ROOT / file).read_text(encoding="utf-8")) == []
+
+
+@pytest.mark.parametrize("file", [*PURE, "pipeline/engine.py", "pipeline/flow.py", "pipeline/features/shard.py"])
+def test_the_files_that_rules_name_exist(file: str) -> None:
+    assert file in FILES
+
+
+def test_jobs_run_the_flow() -> None:
+    names = [name for file in FILES if file.startswith("jobs/") for _, name in imports((ROOT / file).read_text())]
+    assert any(name.startswith("pipeline.flow") for name in names)
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("pipeline/stages/decode.py", "import ray"),
+        ("pipeline/media/probe.py", "from ray.data import Dataset"),
+        ("pipeline/features/store.py", "import lmdb"),
+        ("pipeline/stages/decode.py", "import av.container"),
+        ("pipeline/runs/report.py", "from PIL import Image"),
+        ("pipeline/stages/decode.py", "import torch"),
+        ("pipeline/media/resize.py", "from torchvision.transforms import v2"),
+        ("pipeline/engine.py", "import transformers"),
+        ("pipeline/planning/buckets.py", "import pyarrow as pa"),
+        ("pipeline/planning/buckets.py", "from pipeline.media.probe import probe_media"),
+        ("pipeline/planning/buckets.py", "from pipeline.media import probe"),
+        ("pipeline/language/batching.py", "import torch"),
+        ("pipeline/runs/run.py", "from pipeline import flow"),
+        ("pipeline/stages/encode.py", "from pipeline.engine import Workers"),
+        ("pipeline/engine.py", "import pipeline.flow"),
+        ("pipeline/flow.py", "from jobs.running import run_config"),
+        ("pipeline/media/probe.py", "from pipeline.stages.rows import BATCH_SCHEMA"),
+        ("pipeline/demo/media.py", "from scripts.demo_models import captioner"),
+    ],
+)
+def test_a_broken_rule_is_found_and_named(file: str, line: str) -> None:
+    [found] = violations(file, f"def late() -> None:\n    {line}\n")
+    assert found.startswith(f"{file}:2: import {line.split()[1]}")
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("pipeline/planning/buckets.py", "from pipeline.planning import geometry"),
+        ("pipeline/planning/buckets.py", "import numpy.typing as npt"),
+        ("pipeline/flow.py", "from pipeline import engine"),
+        ("pipeline/media/streams.py", "import available_elsewhere"),
+        ("jobs/cli.py", "from pipeline.flow import run"),
+    ],
+)
+def test_what_points_down_is_let_through(file: str, line: str) -> None:
+    assert violations(file, line) == []
