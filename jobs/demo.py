@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +22,14 @@ CONFIG = "configs/demo_caption.yaml"
 SECOND = "What colour is the shape?"
 MIN_ACCURACY = 0.9
 _ROWS_SHOWN = 12
+_WIDEST = 70
 _SAVED = ("fetches", "bytes_fetched", "frames_decoded", "images_decoded", "encodes")
 _SAVED_SECONDS = ("encode_pass", "generate_pass", "total")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """What the run wrote for an item (`status: code` when that is no text), and what was drawn."""
+    """What the run wrote for an item (`status: code` where there is no text), and the answer that is true."""
 
     item: str
     text: str
@@ -87,11 +89,12 @@ def _shown(row: Mapping[str, Any]) -> str:
 def print_answers(result: Result) -> None:
     """The first answers, and every wrong one."""
     shown = [a for i, a in enumerate(result.answers) if i < _ROWS_SHOWN or a.text != a.truth]
-    width = max(len(result.question), *(len(answer.text) for answer in shown))
+    texts = [textwrap.shorten(answer.text, _WIDEST) for answer in shown]
+    width = max(len(result.question), *map(len, texts))
     print(f"\n{'item':10}   {result.question:{width}}   truth")
-    for answer in shown:
+    for answer, text in zip(shown, texts, strict=True):
         mark = " " if answer.text == answer.truth else "✗"
-        print(f"{answer.item:10} {mark} {answer.text:{width}}   {answer.truth}")
+        print(f"{answer.item:10} {mark} {text:{width}}   {answer.truth}")
     print(f"({len(shown)} of {len(result.answers)} items: the first {_ROWS_SHOWN}, and every wrong answer)\n")
 
 

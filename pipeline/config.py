@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -162,6 +163,13 @@ class Config(Section):
         """The admission budget in force."""
         return resolve_budget(self.budget.tier, self.budget.limits)
 
+    def anchored(self) -> Config:
+        """With local paths of store and output made absolute: workers may start in other directories."""
+        local_path = self.store.local_path
+        anchored_local = None if local_path is None else _absolute(local_path)
+        store = self.store.model_copy(update={"path": _absolute(self.store.path), "local_path": anchored_local})
+        return self.model_copy(update={"store": store, "output": _absolute(self.output)})
+
     def identity(self) -> dict[str, Any]:
         """The fields that determine the results; where they go, who computes them and how many at a time are not.
 
@@ -176,6 +184,10 @@ class Config(Section):
         """16 hex digits over `identity()`."""
         text = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _absolute(path: str) -> str:
+    return path if "://" in path else os.path.abspath(os.path.expanduser(path))
 
 
 def load_config(path: str, settings: list[str] | None = None) -> Config:

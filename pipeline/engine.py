@@ -76,6 +76,13 @@ def describe_cluster() -> Cluster:
     return Cluster(num_cpus=total.get("CPU", 0.0), num_gpus=total.get("GPU", 0.0))
 
 
+def accelerators() -> list[str]:
+    """The kinds of accelerator in the cluster, as Ray names them."""
+    prefix = "accelerator_type:"
+    names = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
+
+
 def preflight(device: str, workers: int | None, options: RayOptions, *, decode_workers: int | None = None) -> Workers:
     """Fit a pass to the cluster, waiting `options.wait_seconds` for nodes that it asks for and that may come.
 

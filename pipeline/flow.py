@@ -29,7 +29,7 @@ from pipeline.schema import Receipt
 from pipeline.sinks.parquet import part_name
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
-from pipeline.stages.encode_finish import finish_encode_window
+from pipeline.stages.encode_finish import finish_encode_window, forget_encode_window
 from pipeline.stages.encode_plan import PlanEncodeWindow
 from pipeline.stages.generate_finish import finish_generate_window
 from pipeline.stages.prompt import PlanPromptWindow
@@ -83,6 +83,7 @@ def run(config: Config) -> dict[str, Any]:
     started = time.perf_counter()
     if config.demo_media is not None:
         make_demo_media(config.input, **config.demo_media.model_dump())
+    config = config.anchored()
     with start_run(config) as current, engine.ray_session(config.ray) as ray_seconds:
         engine.quiet_ray_data()
         summary = _Driver(config, current).drive(started, ray_seconds)
@@ -105,6 +106,8 @@ class _Driver:
         identity = engine.run_task("pipeline.stages.encoder_identity:encoder_identity", self.config)
         context = StageContext(config=self.config, run_url=self.run.folder.url, identity=identity)
         self._seal_leftovers()
+        generated = self.ledger.finished("generate")
+        self._forget_lost_windows(context, generated)
         finished = {each.name: self._restore(each.name) for each in (ENCODE, GENERATE)}
         ray = self.config.ray
         windows = plan_windows(
@@ -117,6 +120,17 @@ class _Driver:
             self._pass(GENERATE, context, todo)
             self._release(segment)
         return self._finish(started, ray_seconds)
+
+    def _forget_lost_windows(self, context: StageContext, generated: Mapping[int, Any]) -> None:
+        """Windows that were encoded, whose answers are still to come, and whose shards have left the store since."""
+        waiting = {w: e for w, e in self.ledger.finished("encode").items() if w not in generated}
+        shards = {shard for entry in waiting.values() for shard in entry["items"]["shards"]}
+        found = engine.run_on_every_node(_held_shards, self.config, sorted(shards)) if shards else []
+        lost = shards.difference(*found)
+        for window, entry in waiting.items():
+            if lost.intersection(entry["items"]["shards"]):
+                self.ledger.forget("encode", window)
+                forget_encode_window(context, window)
 
     def _restore(self, name: PassName) -> dict[int, dict[str, Any]]:
         entries = self.ledger.finished(name)
@@ -166,7 +180,7 @@ class _Driver:
         if self.config.store.retention != "segment":
             return
         entries = self.ledger.finished("encode")
-        shards = {shard for window in segment for shard in entries[window.index]["items"].get("shards", [])}
+        shards = {shard for window in segment for shard in entries[window.index]["items"]["shards_written"]}
         engine.run_on_every_node(_delete_shards, self.config, sorted(shards))
 
     def _finish(self, started: float, ray_seconds: float) -> dict[str, Any]:
@@ -181,7 +195,7 @@ class _Driver:
             counts={**self.book.counts, **self.items["counts"]},
             seconds={**seconds, "ray_startup": ray_seconds, "total": time.perf_counter() - started},
             quarantine=self.items["quarantine"],
-            environment=describe_environment([]),
+            environment={**describe_environment(engine.accelerators()), "threads_per_worker": 1},
         )
         write_report(folder, summary, _samples(folder))
         write_summary(folder, summary)
@@ -194,6 +208,11 @@ def _store(config: Config) -> FeatureStore:
 
 def _recover(config: Config) -> int:
     return len(_store(config).recover())
+
+
+def _held_shards(config: Config, shards: list[str]) -> list[str]:
+    store = _store(config)
+    return [shard for shard in shards if store.holds(shard)]
 
 
 def _delete_shards(config: Config, shards: list[str]) -> None:

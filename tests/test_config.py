@@ -1,11 +1,15 @@
 """A configuration says exactly what is run, and what is wrong with it."""
 
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from pydantic import BaseModel
 
-from pipeline.config import Config, load_config, parse_config
+from pipeline.config import Config, DemoMedia, load_config, parse_config
 from pipeline.errors import ConfigError
 from pipeline.media.budget import TIERS
 
@@ -237,3 +241,32 @@ def test_a_digest_is_sixteen_hex_digits_and_survives_the_round_trip() -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.name)
 def test_every_shipped_configuration_loads(path: Path) -> None:
     assert load_config(str(path)).job
+
+
+def keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """(dotted key, value) of everything that is not a section itself."""
+    for name, value in section:
+        if isinstance(value, BaseModel):
+            yield from keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def test_the_readme_lists_every_key_with_its_default() -> None:
+    rows = re.findall(r"^\| `([a-z_.]+)` \| (.*?) \|", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    listed = dict(rows)
+    for key, default in keys(Config.model_validate({**MINIMAL, "demo_media": DemoMedia()})):
+        said = listed[key]
+        if key in MINIMAL:
+            assert said == "required"
+        elif default is None or default in ((), {}):
+            assert not said.startswith("`") or key == "ray.address"
+        else:
+            assert said == f"`{str(default).lower() if isinstance(default, bool) else default}`", key
+
+
+def test_the_examples_of_the_readme_load() -> None:
+    examples = re.findall(r"```yaml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert examples
+    for example in examples:
+        parse_config(yaml.safe_load(example), "README.md")

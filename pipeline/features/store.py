@@ -110,6 +110,11 @@ class FeatureStore:
         self.fallbacks += records.count(None)
         return records
 
+    def holds(self, shard_id: str) -> bool:
+        """True when the shard is sealed, or open on this machine."""
+        is_open = os.path.exists(os.path.join(self._open_root, shard_id))
+        return is_open or self.folder.exists(sealed_name(shard_id))
+
     def recover(self) -> list[SealedShard]:
         """Seal what dead writers left open on this machine."""
         return recover_shards(self._open_root, self.folder, self._cache_dir)

@@ -22,11 +22,12 @@ from transformers import AutoConfig, AutoProcessor, BatchFeature
 from transformers.utils.generic import ModelOutput
 from transformers.video_utils import VideoMetadata
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ItemError
 from pipeline.features.codec import FeatureRecord, TensorView
 from pipeline.features.identity import canonical_json
 from pipeline.language.sampling import SeededSampler, StepClock
 from pipeline.models.halves import load_half
+from pipeline.models.processor_check import check_processor
 from pipeline.planning.geometry import PatchRule, image_geometry, video_geometry
 from pipeline.schema import Frames, Geometry, Modality, Probe, SamplePlan
 
@@ -70,7 +71,7 @@ class VisionLanguageFacts:
         except (OSError, ValueError) as error:
             raise ConfigError(f"model {model!r} cannot be loaded: {error}") from error
         facts = cls(model=model, processor=processor, config=config)
-        _ = facts.rules  # refuses here, not in a worker, what cannot be planned for
+        check_processor(facts)
         return facts
 
     @cached_property
@@ -82,11 +83,14 @@ class VisionLanguageFacts:
             rules["video"] = _patch_rule(self.model, video)
         return rules
 
-    def geometry(self, probe: Probe, plan: SamplePlan) -> Geometry:
+    def geometry(self, probe: Probe, plan: SamplePlan, timestamps: tuple[float, ...] = ()) -> Geometry:
         """Where the item's features will lie. Raises `ItemError` for sizes the processor refuses."""
+        if probe.modality not in self.rules:
+            raise ItemError("plan", "modality_not_supported", f"{self.model} takes no {probe.modality}s")
+        rule = self.rules[probe.modality]
         if probe.modality == "image":
-            return image_geometry(self.rules["image"], probe.height, probe.width)
-        return video_geometry(self.rules["video"], len(plan), probe.height, probe.width)
+            return image_geometry(rule, probe.height, probe.width)
+        return replace(video_geometry(rule, len(plan), probe.height, probe.width), timestamps=timestamps)
 
     @property
     def min_frames(self) -> int:

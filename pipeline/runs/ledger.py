@@ -29,6 +29,10 @@ class Ledger:
         if not self._folder.exists(name):
             self._folder.write_json(name, dict(entry))
 
+    def forget(self, pass_name: PassName, window: int) -> None:
+        """Take a line back: what it vouched for is gone."""
+        self._folder.remove(f"{_FOLDER}/{pass_name}-{window:06d}.json")
+
     def finished(self, pass_name: PassName) -> dict[int, dict[str, Any]]:
         """Window → entry, ascending."""
         matches = (re.fullmatch(rf"{pass_name}-(\d+)\.json", name) for name in self._folder.list(_FOLDER))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -64,7 +63,7 @@ def _held(config: Config, run_id: str) -> Iterator[tuple[Folder, RunLock]]:
 
 def output_folder(config: Config) -> Folder:
     """The root of all runs. A local path is made absolute: workers have other working directories."""
-    return Folder(config.output if "://" in config.output else os.path.abspath(os.path.expanduser(config.output)))
+    return Folder(config.anchored().output)
 
 
 def _claim(folder: Folder, config: Config) -> None:

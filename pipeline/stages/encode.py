@@ -65,7 +65,7 @@ class EncodeBatches:
         frames = _frames(row["pixels"][0].as_buffer(), shown)
         seconds: dict[str, float] = {}
         splits = {"oom_splits": 0}
-        encoded = _encode_splitting(self.encoder, shown, frames, seconds, splits) if shown else []
+        encoded = encode_splitting(self.encoder, shown, frames, seconds, splits) if shown else []
         times = {
             "encoder_queue_ms": 1e3 * (started - batch["decoded_at"]),
             "mm_processor_ms": 1e3 * seconds.get("processor", 0.0),
@@ -111,7 +111,7 @@ class EncodeBatches:
         return receipt
 
 
-def _encode_splitting(
+def encode_splitting(
     encoder: VisionEncoder,
     items: Sequence[DecodedMedia],
     frames: Sequence[Frames],
@@ -128,7 +128,7 @@ def _encode_splitting(
         splits["oom_splits"] += 1
     torch.cuda.empty_cache()
     half = len(items) // 2
-    return _encode_splitting(encoder, items[:half], frames[:half], seconds, splits) + _encode_splitting(
+    return encode_splitting(encoder, items[:half], frames[:half], seconds, splits) + encode_splitting(
         encoder, items[half:], frames[half:], seconds, splits
     )
 

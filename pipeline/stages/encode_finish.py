@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from pipeline.features.catalogue import SourceEntry
 from pipeline.planning.windows import Window
 from pipeline.stages.context import StageContext
-from pipeline.stages.encode_plan import WindowPlan, load_plan
+from pipeline.stages.encode_plan import WindowPlan, load_plan, plan_name
 from pipeline.stages.outcomes import ENCODE_OUTCOME, read_outcomes
 
 _TIMES = [name for name in ENCODE_OUTCOME.names if name.endswith("_ms")]
@@ -33,7 +33,8 @@ ENCODED_SCHEMA = pa.schema(
 def finish_encode_window(context: StageContext, window: Window) -> dict[str, Any]:
     """Write `_run/encoded/<window>` and tell the source catalogue what was learnt; may be done again.
 
-    Returns what the ledger notes besides the totals: the shards that this window's items lie in.
+    Returns what the ledger notes besides the totals: the shards that the window's features lie in, and those of them
+    that this run wrote.
     """
     plan = load_plan(context, window)
     if plan is None:
@@ -49,8 +50,15 @@ def finish_encode_window(context: StageContext, window: Window) -> dict[str, Any
             for position, content in contents.items()
         }
     )
+    shards = {row["shard"] for row in rows if row["shard"]}
     written = {row["shard"] for row in rows if row["shard"] and not row["reused"]}
-    return {"shards": sorted(written)}
+    return {"shards": sorted(shards), "shards_written": sorted(written)}
+
+
+def forget_encode_window(context: StageContext, window: int) -> None:
+    """Take back a window whose features are gone: it is planned and encoded anew."""
+    for name in (encoded_name(window), plan_name(window), f"_work/encode/window-{window:06d}"):
+        context.folder.remove(name)
 
 
 def read_encoded(context: StageContext, window: Window) -> pa.Table:
@@ -69,7 +77,7 @@ def _encoded_rows(context: StageContext, plan: WindowPlan) -> tuple[list[dict[st
     outcomes: dict[int, dict[str, Any]] = {}
     for table in read_outcomes(context.folder, "encode", plan.window.index, digests):
         outcomes.update((row["position"], row) for row in table.to_pylist())
-    rows: list[dict[str, Any]] = [dict(failure) for failure in plan.failures]
+    rows: list[dict[str, Any]] = [{**dict.fromkeys(ENCODED_SCHEMA.names), **failure} for failure in plan.failures]
     contents: dict[int, str] = {}
     for media in plan.media:
         base = {

@@ -124,28 +124,29 @@ def test_only_from_keyframe_to_target_is_decoded(monkeypatch):
 )
 def test_decoding_by_keyframe_needs_no_second_try_in_sequence(clips, name, monkeypatch):
     data, truth = clips(name)
-    runs = []
-    in_sequence = video._frames_in_sequence
-    monkeypatch.setattr(video, "_frames_in_sequence", lambda clip: runs.append(1) or in_sequence(clip))
+    runs = count_runs_in_sequence(monkeypatch)
     decode_video(io.BytesIO(data), SamplePlan(pts_seconds=tuple(t for t, _ in truth)), (16, 16))
     assert len(runs) == 1  # the search for the first frame
 
 
-def test_frames_out_of_an_edit_list_are_not_shown():
+def test_frames_out_of_an_edit_list_are_not_shown(monkeypatch):
     data = bytearray(make_video(Recipe(options={"g": "15", "bf": "0"})))
     entry = data.index(b"elst") + 12
     duration, media_time = (int.from_bytes(data[entry + k : entry + k + 4], "big") for k in (0, 4))
     timescale = 15360
     skipped = 20  # not a keyframe: frames 15 to 19 are decoded and thrown away
-    data[entry : entry + 4] = (duration - 1000 * skipped // 30).to_bytes(4, "big")
+    dropped = 10
+    data[entry : entry + 4] = (duration - 1000 * (skipped + dropped) // 30).to_bytes(4, "big")
     data[entry + 4 : entry + 8] = (media_time + skipped * timescale // 30).to_bytes(4, "big")
     truth = full_decode(bytes(data))
-    assert len(truth) == 90 - skipped
-    times = (0.0, 0.5, 1.0, 2.0)
+    assert len(truth) == 90 - skipped - dropped
+    times = (0.0, 0.5, 1.0, 59 / 30, 2.05)
+    runs = count_runs_in_sequence(monkeypatch)
     frames = decode_video(io.BytesIO(data), SamplePlan(pts_seconds=times), None)
     for time, pixels in zip(times, frames.pixels, strict=True):
         assert np.array_equal(pixels, shown_at(truth, time))
-        assert np.abs(pixels.astype(int) - picture(round(time * 30) + skipped)).mean() < 20
+        assert np.abs(pixels.astype(int) - picture(round(min(time, 59 / 30) * 30) + skipped)).mean() < 20
+    assert len(runs) == 1
 
 
 @pytest.mark.parametrize("container, library, slack", [("avi", "libx264", 0), ("mpeg", "mpeg2video", 2)])
@@ -219,8 +220,10 @@ def test_a_file_cut_off_is_truncated_behind_the_cut_and_usable_before_it(contain
         assert np.array_equal(pixels, shown_at(truth, time))
 
 
-def test_a_frame_that_is_only_half_there_is_not_shown():
-    data = make_video(Recipe(options={"bf": "0", "g": "30", "crf": "10"}, container_options={"movflags": "faststart"}))
+@pytest.mark.parametrize("library, pix_fmt", [("libx264", "yuv420p"), ("mpeg4", "yuv420p"), ("mjpeg", "yuvj420p")])
+def test_a_frame_that_is_only_half_there_is_not_shown(library, pix_fmt):
+    faststart = {"movflags": "faststart"}
+    data = make_video(Recipe(container="mov", library=library, pix_fmt=pix_fmt, container_options=faststart))
     with av.open(io.BytesIO(data)) as container:
         last = [packet for packet in container.demux(video=0) if packet.size][-1]
     cut = data[: last.pos + last.size // 2]
@@ -284,3 +287,11 @@ def test_the_file_stays_open(clips):
     file = io.BytesIO(clips("h264 gop 12")[0])
     decode_video(file, SamplePlan(pts_seconds=(0.0,)), None)
     assert not file.closed
+
+
+def count_runs_in_sequence(monkeypatch) -> list[int]:
+    """Grows by one for each time decoding starts at the first packet."""
+    runs: list[int] = []
+    in_sequence = video._frames_in_sequence
+    monkeypatch.setattr(video, "_frames_in_sequence", lambda clip: runs.append(1) or in_sequence(clip))
+    return runs

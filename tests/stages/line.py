@@ -26,8 +26,8 @@ from pipeline.stages.prompt import PlanPromptWindow
 class RecordingGenerator(GenerateBatches):
     """Keeps the token ids that parts do not show."""
 
-    def __init__(self, context: StageContext) -> None:
-        super().__init__(context, "cpu")
+    def __init__(self, context: StageContext, device: str) -> None:
+        super().__init__(context, device)
         self.token_ids: dict[int, tuple[int, ...]] = {}
 
     def _answers(self, ready: dict[int, PromptedItem], seconds: dict[str, float]) -> list[GeneratedText]:
@@ -39,7 +39,7 @@ class RecordingGenerator(GenerateBatches):
 class Line:
     """What running `config` through every stage gave."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, *, device: str = "cpu") -> None:
         self.receipts: list[Receipt] = []
         with start_run(config) as run:
             self.context = StageContext(config=config, run_url=run.folder.url, identity=encoder_identity(config))
@@ -48,7 +48,7 @@ class Line:
                 first_items=config.ray.first_window_items,
                 full_items=config.ray.window_items,
             )
-            encoder, self.generator = EncodeBatches(self.context, "cpu"), RecordingGenerator(self.context)
+            encoder, self.generator = EncodeBatches(self.context, device), RecordingGenerator(self.context, device)
             for window in windows:
                 row = pa.table({"index": [window.index], "start": [window.start], "stop": [window.stop]})
                 for planned in PlanEncodeWindow(self.context)(row):
