@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import sys
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,7 +88,7 @@ def _shown(row: Mapping[str, Any]) -> str:
 def print_answers(result: Result) -> None:
     """The first answers, and every wrong one."""
     shown = [a for i, a in enumerate(result.answers) if i < _ROWS_SHOWN or a.text != a.truth]
-    texts = [textwrap.shorten(answer.text, _WIDEST) for answer in shown]
+    texts = [" ".join(answer.text.split())[:_WIDEST] for answer in shown]
     width = max(len(result.question), *map(len, texts))
     print(f"\n{'item':10}   {result.question:{width}}   truth")
     for answer, text in zip(shown, texts, strict=True):

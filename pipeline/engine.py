@@ -9,6 +9,7 @@ import os
 import pkgutil
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from pipeline.errors import HeadraceError, UnschedulableError
 from pipeline.planning.windows import Window
 from pipeline.runs.receipts import receipt_from_json
 from pipeline.schema import Receipt
+from pipeline.stages.rows import receipts_apart
 
 # A block carries several batches, for each costs the driver 10-15 ms an operator (FACTS: 33 one-row blocks/s, 150
 # eight-row blocks/s). Four keep a 64 MB-a-row block at 256 MB; not calibrated beyond that.
@@ -166,11 +168,18 @@ def map_actors(dataset: ray.data.Dataset, stage: str, arguments: dict[str, Any],
 
 
 class _ImportedStage:
+    """Loads the stage in the background, and waits for it with the first batch: blocks of receipts need no model."""
+
     def __init__(self, stage: str, **arguments: Any) -> None:
-        self._stage = pkgutil.resolve_name(stage)(**arguments)
+        self._loaded = ThreadPoolExecutor(1, thread_name_prefix="load").submit(
+            lambda: pkgutil.resolve_name(stage)(**arguments)
+        )
 
     def __call__(self, blocks: pa.Table) -> Iterator[pa.Table]:
-        yield from self._stage(blocks)
+        receipts, batches = receipts_apart(blocks)
+        yield receipts
+        if batches.num_rows:
+            yield from self._loaded.result()(batches)
 
 
 def receipts(dataset: ray.data.Dataset) -> Iterator[Receipt]:

@@ -185,6 +185,7 @@ class _Driver:
 
     def _finish(self, started: float, ray_seconds: float) -> dict[str, Any]:
         folder = self.run.folder
+        self._seal_leftovers()  # the last encode actors were still there when their pass ended
         folder.remove("_work")
         seconds = {**self.book.seconds, **self.seconds}
         summary = build_summary(

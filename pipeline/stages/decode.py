@@ -17,7 +17,7 @@ from pipeline.media.decode import decode_media
 from pipeline.media.source import FetchCounter, read_source
 from pipeline.schema import Frames, ItemFailure
 from pipeline.stages.context import StageContext
-from pipeline.stages.identity import sha256_content
+from pipeline.stages.identity import check_content, sha256_content
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, batch_table
 
 
@@ -56,7 +56,9 @@ class DecodeBatches:
         started = time.perf_counter()
         try:
             data = read_source(item.media, counter)
-            content = item.content if item.content is not None else sha256_content(data)
+            # What the probe read travels along; what is read again may have changed since, or not be what was claimed.
+            content = item.content if item.media.data is not None and item.content else sha256_content(data)
+            check_content(item.media, item.content, content)
             fetched = time.perf_counter()
             fetch_ms = 1e3 * (fetched - started)
             joined = item if content == item.content else dataclasses.replace(item, content=content)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from pipeline.stages.rows import RECEIPT_SCHEMA, DecodedMedia, PlannedMedia
 
 
 class EncodeBatches:
-    """Stage, one an accelerator: rows of `BATCH_SCHEMA` with pixels → rows of `RECEIPT_SCHEMA`.
+    """Stage, one an accelerator: batches (`BATCH_SCHEMA`) with pixels → rows of `RECEIPT_SCHEMA`.
 
     A receipt leaves after its batch is committed; the next batch is encoded while the last one commits.
     """
@@ -31,26 +30,17 @@ class EncodeBatches:
         if device == "cpu":
             # One thread a worker: workers are sized to the cores, and bits must not move with their number.
             torch.set_num_threads(1)
+        encode = context.config.encode
         self.context = context
-        self.device = device
+        self.encoder = VisionEncoder(context.facts, dtype=encode.dtype, device=device, attention=encode.attention)
         self.writer = context.store.writer()
         self.committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
-
-    @cached_property
-    def encoder(self) -> VisionEncoder:
-        """Loaded with the first batch: a job whose features are all stored never needs it."""
-        encode = self.context.config.encode
-        return VisionEncoder(self.context.facts, dtype=encode.dtype, device=self.device, attention=encode.attention)
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
         """One table of one receipt for each row, in order."""
         waiting: Future[Receipt] | None = None
         for index in range(batches.num_rows):
-            row = batches.slice(index, 1)
-            if row["receipt"][0].is_valid:
-                yield pa.table({"receipt": row["receipt"]}, RECEIPT_SCHEMA)
-                continue
-            commit = self._encode(row)
+            commit = self._encode(batches.slice(index, 1))
             if waiting is not None:
                 yield _receipt_table(waiting.result())
             waiting = self.committer.submit(commit)

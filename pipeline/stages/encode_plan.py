@@ -25,7 +25,7 @@ from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_from_json, receipt_to_json
 from pipeline.schema import MediaItem, Modality, Probe, Receipt, Request, ResourceVector, SamplePlan
 from pipeline.stages.context import StageContext
-from pipeline.stages.identity import sha256_content
+from pipeline.stages.identity import check_content, sha256_content
 from pipeline.stages.outcomes import count_codes, encode_batch_receipts
 from pipeline.stages.rows import BATCH_SCHEMA, PlannedMedia, batch_table, receipt_row
 
@@ -221,7 +221,9 @@ class _WindowPlanner:
             _check_modality(candidate.media, entry.probe)
         elif num_bytes <= self.context.config.decode.max_inline_bytes or candidate.media.data is not None:
             data = read_source(candidate.media, candidate.counter)
-            candidate.content = sha256_content(data)
+            content = sha256_content(data)
+            check_content(candidate.media, candidate.content, content)
+            candidate.content = content
             candidate.probe = self._probe_file(candidate, io.BytesIO(data))
             candidate.media = dataclasses.replace(
                 candidate.media, data=data, uri=None, modality=candidate.media.modality

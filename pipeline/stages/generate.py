@@ -18,7 +18,7 @@ from pipeline.stages.rows import RECEIPT_SCHEMA
 
 
 class GenerateBatches:
-    """Stage, one an accelerator: rows of `PROMPT_SCHEMA` → rows of `RECEIPT_SCHEMA`."""
+    """Stage, one an accelerator: batches (`PROMPT_SCHEMA`) → rows of `RECEIPT_SCHEMA`."""
 
     def __init__(self, context: StageContext, device: str) -> None:
         section = context.config.generate
@@ -37,8 +37,7 @@ class GenerateBatches:
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
         """One table of one receipt for each row, in order."""
         for row in batches.to_pylist():
-            text = row["receipt"] if row["receipt"] is not None else receipt_to_json(self._generate(row))
-            yield pa.table({"receipt": [text]}, RECEIPT_SCHEMA)
+            yield pa.table({"receipt": [receipt_to_json(self._generate(row))]}, RECEIPT_SCHEMA)
 
     def _generate(self, batch: dict[str, Any]) -> Receipt:
         started, queued = time.perf_counter(), time.time() - batch["prompted_at"]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 
+from pipeline.errors import ItemError
 from pipeline.features.identity import FeatureKeyTerms
 from pipeline.media.backend import DECODE_BACKEND
 from pipeline.media.resize import RESIZE_BACKEND
+from pipeline.schema import MediaItem
 from pipeline.stages.rows import PlannedMedia
 
 
@@ -39,3 +41,13 @@ class EncoderIdentity:
 def sha256_content(data: bytes) -> str:
     """The content term of bytes."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def check_content(media: MediaItem, expected: str | None, found: str) -> None:
+    """Raise `ItemError` when bytes are not those expected: features of other bytes would answer for them ever after."""
+    if expected not in (None, found):
+        raise ItemError(
+            "fetch",
+            "content_mismatch",
+            f"{media.name}: the content is {found}, expected {expected} (the manifest's, or the one that was planned)",
+        )

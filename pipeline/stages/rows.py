@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.planning.buckets import ShapedMedia
 from pipeline.schema import Geometry, ItemFailure, MediaItem, Probe, Receipt, SamplePlan
@@ -174,6 +175,12 @@ def batch_table(rows: list[dict[str, Any]], pixels: npt.NDArray[np.uint8] | None
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(pixels.reshape(-1))]
     column = pa.LargeBinaryArray.from_buffers(pa.large_binary(), 1, buffers)
     return table.set_column(BATCH_SCHEMA.get_field_index("pixels"), BATCH_SCHEMA.field("pixels"), column)
+
+
+def receipts_apart(blocks: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """(receipts as `RECEIPT_SCHEMA`, batches that are still to be done), each in order."""
+    known = pc.is_valid(blocks["receipt"])
+    return blocks.filter(known).select(RECEIPT_SCHEMA.names), blocks.filter(pc.invert(known))
 
 
 def receipt_row(receipt: Receipt, text: str) -> dict[str, Any]:

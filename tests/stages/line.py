@@ -21,6 +21,7 @@ from pipeline.stages.encoder_identity import encoder_identity
 from pipeline.stages.generate import GenerateBatches
 from pipeline.stages.generate_finish import finish_generate_window
 from pipeline.stages.prompt import PlanPromptWindow
+from pipeline.stages.rows import receipts_apart
 
 
 class RecordingGenerator(GenerateBatches):
@@ -53,17 +54,19 @@ class Line:
                 row = pa.table({"index": [window.index], "start": [window.start], "stop": [window.stop]})
                 for planned in PlanEncodeWindow(self.context)(row):
                     for decoded in DecodeBatches(self.context)(planned):
-                        self._take(encoder(decoded))
+                        self._run(encoder, decoded)
                 finish_encode_window(self.context, window)
                 for prompted in PlanPromptWindow(self.context)(row):
-                    self._take(self.generator(prompted))
+                    self._run(self.generator, prompted)
                 finish_generate_window(self.context, window)
             encoder.writer.close()
             self.context.store.recover()
             self.rows = read_parts(self.context)
 
-    def _take(self, tables: Any) -> None:
-        self.receipts += [receipt_from_json(text) for table in tables for text in table["receipt"].to_pylist()]
+    def _run(self, stage: Any, blocks: pa.Table) -> None:
+        known, batches = receipts_apart(blocks)
+        done = [known, *(stage(batches) if batches.num_rows else ())]
+        self.receipts += [receipt_from_json(text) for table in done for text in table["receipt"].to_pylist()]
 
     def count(self, name: str) -> int:
         """A count summed over receipts."""

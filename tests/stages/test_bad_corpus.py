@@ -22,7 +22,7 @@ from tests.media.media_files import Recipe, make_audio, make_image, make_video, 
 from tests.stages.line import Line, read_parts
 
 NUM_MEDIA_ALLOWED, NUM_TOKENS_ALLOWED = 3, 120
-WINDOW_ITEMS = (10, 20)
+WINDOW_ITEMS = {"first_items": 10, "full_items": 20}
 FASTSTART = {"movflags": "faststart"}  # the header in front: a file cut off behind it still opens
 WEBM = {"container": "webm", "library": "libvpx-vp9", "options": {"cpu-used": "8", "deadline": "realtime"}}
 
@@ -98,6 +98,7 @@ def requests(folder: Path) -> tuple[list[dict[str, Any]], dict[str, tuple[str, s
     expected = {name: (stage, code) for name, (_, stage, code) in BAD_FILES.items()}
     others: list[tuple[str, list[str], dict[str, Any], str, str]] = [
         ("good-and-bad", ["good.jpg", "cut.png"], {}, "decode", "truncated"),
+        ("good-and-missing", ["good.jpg", "nowhere.png"], {}, "fetch", "not_found"),
         ("two-bad", ["text.jpg", "nowhere.png"], {}, "probe", "unknown_format"),
         ("too-many", ["good.jpg"] * (NUM_MEDIA_ALLOWED + 1), {}, "admit", "over_budget_media"),
         ("too-long", ["good.jpg"], {"prompt": "What colour is the shape? " * 40}, "prompt", "prompt_too_long"),
@@ -136,7 +137,7 @@ def corpus(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             "decode": {"max_inline_bytes": request.param},
             "generate": {"max_new_tokens": 4, "max_prompt_tokens": NUM_TOKENS_ALLOWED},
             "store": {"path": str(folder / "store")},
-            "ray": {"first_window_items": WINDOW_ITEMS[0], "window_items": WINDOW_ITEMS[1]},
+            "ray": {"first_window_items": WINDOW_ITEMS["first_items"], "window_items": WINDOW_ITEMS["full_items"]},
         }
     )
     return Line(config), expected
@@ -172,7 +173,7 @@ def test_items_are_in_order_once_each_and_add_up(corpus: tuple[Line, dict[str, A
     assert [row["item_index"] for row in line.rows] == list(range(num_items))
     counts = Counter(row["status"] for row in line.rows)
     assert counts == {"ok": len(expected), "quarantined": len(expected)}
-    windows = plan_windows(num_items, first_items=WINDOW_ITEMS[0], full_items=WINDOW_ITEMS[1])
+    windows = plan_windows(num_items, **WINDOW_ITEMS)
     finished = [finish_generate_window(line.context, window) for window in windows]
     written, quarantined = (
         sum(each["counts"][name] for each in finished) for name in ("items_written", "items_quarantined")
@@ -182,6 +183,15 @@ def test_items_are_in_order_once_each_and_add_up(corpus: tuple[Line, dict[str, A
         code for _, code in expected.values()
     )
     assert read_parts(line.context) == line.rows  # finishing a window again gives the same part
+
+
+def test_nothing_is_decoded_of_an_item_that_is_out_already(corpus: tuple[Line, dict[str, Any]]) -> None:
+    line, _ = corpus
+    plans = [load_plan(line.context, window) for window in plan_windows(len(line.rows), **WINDOW_ITEMS)]
+    planned = {media.item_index for plan in plans if plan is not None for media in plan.media}
+    index = {row["id"]: row["item_index"] for row in line.rows}
+    assert index["good-and-bad"] in planned  # only its decode tells
+    assert planned.isdisjoint(index[name] for name in ("good-and-missing", "two-bad", "too-many", "bomb"))
 
 
 def dead_letters(line: Line) -> list[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -185,6 +186,30 @@ def test_duplicates_of_a_window_are_encoded_once(
     keys = dict(zip(table["item_index"].to_pylist(), table["key"].to_pylist(), strict=True))
     assert keys[0] == keys[1] == keys[4] != keys[6]
     assert keys[3] == keys[5]
+
+
+@pytest.mark.parametrize("max_inline_bytes", [256 * 1024, 100], ids=["whole", "ranged"])
+def test_bytes_that_are_not_those_claimed_are_not_stored_under_their_name(
+    tmp_path: Path, make_config: Callable[..., Config], write_manifest: Callable[..., Path], max_inline_bytes: int
+) -> None:
+    (tmp_path / "a.png").write_bytes(make_image("PNG"))
+    (tmp_path / "b.png").write_bytes(make_image("PNG", "L"))
+    right = hashlib.sha256((tmp_path / "a.png").read_bytes()).hexdigest()
+    rows = [{"id": name, "media": [{"uri": str(tmp_path / name), "sha256": right}]} for name in ("b.png", "a.png")]
+    store = {"path": str(tmp_path / "store"), "reuse": False}
+    line = Line(make_config(write_manifest(rows), decode={"max_inline_bytes": max_inline_bytes}, store=store))
+    assert [(row["id"], row["code"]) for row in line.rows] == [("b.png", "content_mismatch"), ("a.png", None)]
+
+
+def test_an_object_that_changes_after_it_was_planned_is_quarantined(
+    copies: Path, make_config: Callable[..., Config]
+) -> None:
+    config = make_config(copies)
+    with started(config) as (context, window):
+        planned_rows(context, window)
+    (copies.parent / "c.jpg").write_bytes(make_image("JPEG", "L"))
+    rows = {row["id"]: row["code"] for row in Line(config).rows}
+    assert rows == {**dict.fromkeys((f"r{i}" for i in range(7)), None), "r2": "content_mismatch"}
 
 
 def test_without_reuse_every_item_is_encoded(copies: Path, make_config: Callable[..., Config]) -> None:
