@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from jobs.running import run_config
 from pipeline.config import Config, load_config
+from pipeline.engine import ray_session
 from pipeline.storage import Folder
 
 CONFIG = "configs/demo_caption.yaml"
@@ -53,11 +54,12 @@ class Result:
 def main() -> int:
     """Run both questions, print, and return the exit code."""
     results = []
-    for settings in ([], [f"prompt={SECOND}"]):
-        code = run_config(CONFIG, settings)
-        if code != 0:
-            return code
-        results.append(read_result(load_config(CONFIG, settings)))
+    with ray_session(load_config(CONFIG).ray):  # one for both questions
+        for settings in ([], [f"prompt={SECOND}"]):
+            code = run_config(CONFIG, settings)
+            if code != 0:
+                return code
+            results.append(read_result(load_config(CONFIG, settings)))
     for result in results:
         print_answers(result)
     for result in results:

@@ -37,17 +37,22 @@ class Cluster:
 
     num_cpus: float
     num_gpus: float
+    memory_bytes: float = math.inf
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workers:
-    """Sizes of a pass: concurrent tasks, actors and what each reserves. `device` is what actors compute on."""
+    """Sizes of a pass: concurrent tasks, actors and what each reserves. `device` is what actors compute on.
+
+    `tasks` None leaves the number of concurrent tasks to Ray; `task_memory_bytes` is what each declares.
+    """
 
     device: str
     actors: int
     actor_cpus: float
     actor_gpus: float
     tasks: int | None
+    task_memory_bytes: int
 
 
 @contextlib.contextmanager
@@ -75,7 +80,9 @@ def ray_session(options: RayOptions) -> Iterator[float]:
 def describe_cluster() -> Cluster:
     """The resources of the nodes that are alive."""
     total = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return Cluster(num_cpus=total.get("CPU", 0.0), num_gpus=total.get("GPU", 0.0))
+    return Cluster(
+        num_cpus=total.get("CPU", 0.0), num_gpus=total.get("GPU", 0.0), memory_bytes=total.get("memory", math.inf)
+    )
 
 
 def accelerators() -> list[str]:
@@ -107,6 +114,8 @@ def fit(cluster: Cluster, device: str, workers: int | None, *, decode_workers: i
         raise UnschedulableError(
             f"the cluster has {cluster.num_cpus:g} CPUs, one whole CPU is needed; add a node or give nodes more CPUs"
         )
+    # A task that declares more than there is would wait for ever.
+    memory = int(min(_DECODE_MEMORY_BYTES, cluster.memory_bytes / 4))
     on_gpu = device == "cuda" or (device == "auto" and cluster.num_gpus >= 1)
     if on_gpu and cluster.num_gpus < 1:
         raise UnschedulableError("device: cuda was asked for and no node has a GPU; set device: cpu or add a GPU node")
@@ -117,10 +126,14 @@ def fit(cluster: Cluster, device: str, workers: int | None, *, decode_workers: i
                 f"{actors} workers with one GPU each were asked for, the cluster has {cluster.num_gpus:g}; "
                 "lower the number of workers or add GPU nodes"
             )
-        return Workers(device="cuda", actors=actors, actor_cpus=0, actor_gpus=1, tasks=decode_workers)
+        return Workers(
+            device="cuda", actors=actors, actor_cpus=0, actor_gpus=1, tasks=decode_workers, task_memory_bytes=memory
+        )
     actors = workers or max(1, math.floor(cluster.num_cpus / 2))
     reserve = 1.0 if actors + 1 <= cluster.num_cpus / 2 else 0.0
-    return Workers(device="cpu", actors=actors, actor_cpus=reserve, actor_gpus=0, tasks=decode_workers)
+    return Workers(
+        device="cpu", actors=actors, actor_cpus=reserve, actor_gpus=0, tasks=decode_workers, task_memory_bytes=memory
+    )
 
 
 def _can_scale() -> bool:
@@ -140,12 +153,16 @@ def map_windows(dataset: ray.data.Dataset, stage: Callable[[pa.Table], Iterator[
 
 
 def map_blocks(
-    dataset: ray.data.Dataset, stage: Callable[[pa.Table], Iterator[pa.Table]], *, tasks: int | None
+    dataset: ray.data.Dataset, stage: Callable[[pa.Table], Iterator[pa.Table]], workers: Workers
 ) -> ray.data.Dataset:
     """Run a stateless stage over blocks in tasks. The memory it declares keeps Ray from fusing it with the actors."""
-    compute = ray.data.TaskPoolStrategy(tasks)
     return dataset.map_batches(
-        stage, batch_size=None, batch_format="pyarrow", num_cpus=1, memory=_DECODE_MEMORY_BYTES, compute=compute
+        stage,
+        batch_size=None,
+        batch_format="pyarrow",
+        num_cpus=1,
+        memory=workers.task_memory_bytes,
+        compute=ray.data.TaskPoolStrategy(workers.tasks),
     )
 
 

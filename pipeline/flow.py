@@ -46,7 +46,7 @@ def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Re
     )
     rows = engine.windows_dataset(windows)
     planned = engine.map_windows(rows, PlanEncodeWindow(context))
-    decoded = engine.map_blocks(planned, DecodeBatches(context), tasks=workers.tasks)
+    decoded = engine.map_blocks(planned, DecodeBatches(context), workers)
     encoded = engine.map_actors(decoded, "pipeline.stages.encode:EncodeBatches", {"context": context}, workers)
     return engine.receipts(encoded)
 

@@ -70,3 +70,9 @@ def test_what_can_never_fit_is_refused(
 ) -> None:
     with pytest.raises(UnschedulableError, match=said):
         fit(Cluster(num_cpus=num_cpus, num_gpus=num_gpus), device, workers)
+
+
+@pytest.mark.parametrize(("memory_gb", "declared_mb"), [(0.5, 128), (2, 512), (64, 650)])
+def test_tasks_declare_no_more_memory_than_a_quarter_of_the_cluster_s(memory_gb: float, declared_mb: int) -> None:
+    fitted = fit(Cluster(num_cpus=2, num_gpus=0, memory_bytes=memory_gb * 2**30), "auto", None)
+    assert fitted.task_memory_bytes == declared_mb * 2**20
