@@ -124,7 +124,10 @@ class Frames:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Geometry:
-    """Where an item's features lie: `grid` is (t, h, w) in patches before merging, sizes are (height, width)."""
+    """Where an item's features lie: `grid` is (t, h, w) in patches before merging, sizes are (height, width).
+
+    `timestamps` are the times of the frames shown, `duration_seconds` that of the whole item: some models are told both.
+    """
 
     grid: tuple[int, int, int]
     merge_size: int
@@ -132,6 +135,24 @@ class Geometry:
     original_size: tuple[int, int]
     resized_size: tuple[int, int]
     timestamps: tuple[float, ...] = ()
+    duration_seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placeholder:
+    """What stands for one media item in a prompt: the processor's own text, with each run of a media token shown once.
+
+    `runs` are the lengths of those runs, in order. Text rather than token ids, because a tokenizer may merge what stands
+    at the seam: Gemma 3's placeholder begins and ends with line breaks.
+    """
+
+    text: str
+    runs: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        """Media tokens, which is the number of feature rows they are replaced by."""
+        return sum(self.runs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

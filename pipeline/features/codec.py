@@ -17,12 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.features.identity import canonical_json
-from pipeline.schema import Geometry
+from pipeline.schema import Geometry, Modality, Placeholder
 
 Container = Literal["tensor", "tuple", "levels"]
 Unit = Literal["item", "tile", "frame"]
 
-PLACEHOLDER_IDS = "placeholder_ids"
+_INPUT = "input."
 _METADATA = "__metadata__"
 _RECORD = "headrace"
 # dtype → (its name in safetensors, bytes an element, the numpy dtype that carries it)
@@ -42,8 +42,8 @@ _NAMES = {code: name for name, (code, _, _) in _DTYPES.items()}
 
 
 def encode_record(record: FeatureRecord) -> bytes:
-    """`record` as one safetensors blob: tensors and placeholder ids, all else as JSON in the metadata."""
-    tensors = {**record.tensors, PLACEHOLDER_IDS: TensorView.of(record.placeholder_ids)}
+    """`record` as one safetensors blob: tensors, `inputs` behind a prefix, all else as JSON in the metadata."""
+    tensors = {**record.tensors, **{f"{_INPUT}{name}": view for name, view in record.inputs.items()}}
     order = sorted(tensors, key=lambda name: (-_DTYPES[tensors[name].dtype][1], name))
     header: dict[str, Any] = {_METADATA: {_RECORD: _describe(record)}}
     end = 0
@@ -68,8 +68,10 @@ def decode_record(buffer: memoryview | bytes) -> FeatureRecord:
         geometry = {name: _tupled(value) for name, value in facts["geometry"].items()}
         return FeatureRecord(
             key_terms=facts["key_terms"],
-            placeholder_ids=tensors.pop(PLACEHOLDER_IDS).numpy(),
-            tensors=tensors,
+            tensors={name: view for name, view in tensors.items() if not name.startswith(_INPUT)},
+            inputs={n.removeprefix(_INPUT): view for n, view in tensors.items() if n.startswith(_INPUT)},
+            placeholder=Placeholder(text=facts["placeholder"]["text"], runs=tuple(facts["placeholder"]["runs"])),
+            slot=facts["slot"],
             container=facts["container"],
             unit=facts["unit"],
             geometry=Geometry(**geometry),
@@ -83,7 +85,9 @@ def _describe(record: FeatureRecord) -> str:
         "key_terms": record.key_terms,
         "container": record.container,
         "unit": record.unit,
+        "slot": record.slot,
         "geometry": dataclasses.asdict(record.geometry),
+        "placeholder": dataclasses.asdict(record.placeholder),
     }
     return canonical_json(facts).decode()
 
@@ -147,8 +151,8 @@ class FeatureRecord:
     """What an encoder said about one item, with everything needed to use it again without its pixels.
 
     `container` is how the model returns its features (one tensor; a tuple, one tensor an item; levels, each split by
-    item) and `unit` what one tensor covers. `placeholder_ids` are int32 or int64 (n,), as the processor lays them out.
-    `key_terms` is `FeatureKeyTerms.as_dict()`, compared on every hit.
+    item) and `unit` what one tensor covers. `slot` is which of the model's encoders made them, `inputs` what the language
+    model is told of the item besides (grid, size). `key_terms` is `FeatureKeyTerms.as_dict()`, compared on every hit.
     """
 
     key_terms: dict[str, Any]
@@ -156,13 +160,12 @@ class FeatureRecord:
     container: Container
     unit: Unit
     geometry: Geometry
-    placeholder_ids: npt.NDArray[np.int32] | npt.NDArray[np.int64] = field(repr=False)
+    placeholder: Placeholder
+    slot: Modality
+    inputs: dict[str, TensorView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.container not in get_args(Container) or self.unit not in get_args(Unit):
             raise ValueError(f"unknown container or unit: {self.container = }, {self.unit = }")
-        if not self.tensors or self.tensors.keys() & {PLACEHOLDER_IDS, _METADATA}:
-            raise ValueError(f"a record has tensors, none named {PLACEHOLDER_IDS!r}; got {list(self.tensors)}")
-        ids = self.placeholder_ids
-        if ids.ndim != 1 or ids.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
-            raise ValueError(f"placeholder ids are int32 or int64 (n,), got {ids.dtype} {ids.shape}")
+        if not self.tensors or _METADATA in self.tensors or any(name.startswith(_INPUT) for name in self.tensors):
+            raise ValueError(f"a record has tensors, none named {_INPUT}*; got {list(self.tensors)}")

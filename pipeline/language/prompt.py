@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.errors import ItemError
-from pipeline.schema import Modality, Request
+from pipeline.language.placeholder import expand
+from pipeline.schema import Modality, Placeholder, Request
 
 
 def chat_messages(
@@ -41,35 +42,33 @@ def chat_messages(
 def prompt_ids(
     processor: Any,
     messages: list[dict[str, Any]],
-    media: Sequence[tuple[Modality, Sequence[int]]],
+    media: Sequence[tuple[Modality, Placeholder]],
     *,
+    media_token_ids: Sequence[int],
     max_tokens: int,
 ) -> list[int]:
-    """Token ids of the rendered chat with each placeholder token replaced by its item's ids, in order.
+    """Token ids of the rendered chat with each placeholder token replaced by its item's placeholder, in order.
 
     Raises `ItemError` when the text itself contains a placeholder, and when the prompt is longer than `max_tokens`: a
     prompt is never cut, since a cut through a placeholder would be silent and wrong.
     """
     tokens = {getattr(processor, f"{m}_token"): m for m in ("image", "video") if getattr(processor, f"{m}_token", None)}
-    pattern = "|".join(re.escape(token) for token in tokens)
+    reserved = [*tokens, *processor.tokenizer.convert_ids_to_tokens(list(media_token_ids))]
     for message in messages:
         for part in _parts(message):
-            if re.search(pattern, part.get("text", "")):
-                raise ItemError("prompt", "placeholder_in_text", f"the text contains one of {', '.join(tokens)}")
+            if any(token in part.get("text", "") for token in reserved):
+                raise ItemError("prompt", "placeholder_in_text", f"the text contains one of {', '.join(reserved)}")
     rendered = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    if [tokens[found] for found in re.findall(pattern, rendered)] != [modality for modality, _ in media]:
+    pieces = re.split("|".join(f"({re.escape(token)})" for token in tokens), rendered)
+    shown = [piece for piece in pieces if piece is not None]
+    if [tokens[piece] for piece in shown if piece in tokens] != [modality for modality, _ in media]:
         raise ItemError(
             "prompt", "template_mismatch", "the chat template does not show every media item once, in order"
         )
-    ids = processor.tokenizer(rendered)["input_ids"]
-    placeholder_ids = {processor.tokenizer.convert_tokens_to_ids(token) for token in tokens}
-    expansions = iter(media)
-    spliced: list[int] = []
-    for token_id in ids:
-        if token_id in placeholder_ids:
-            spliced.extend(next(expansions)[1])
-        else:
-            spliced.append(token_id)
+    placeholders = iter(media)
+    text = "".join(next(placeholders)[1].text if piece in tokens else piece for piece in shown)
+    runs = [run for _, placeholder in media for run in placeholder.runs]
+    spliced = expand(processor.tokenizer(text)["input_ids"], set(media_token_ids), runs)
     if len(spliced) > max_tokens:
         raise ItemError(
             "prompt", "prompt_too_long", f"{len(spliced):,} tokens, generate.max_prompt_tokens allows {max_tokens:,}"

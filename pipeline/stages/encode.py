@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from pipeline.models.vision_language import EncodedItem, VisionEncoder
+from pipeline.models.vision_encoder import EncodedItem, VisionEncoder
 from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Frames, ItemFailure, Receipt
 from pipeline.stages.context import StageContext

@@ -9,7 +9,8 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore
-from pipeline.models.vision_language import VisionEncoder, VisionLanguageFacts, resolve_model
+from pipeline.models.vision_encoder import VisionEncoder
+from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
 from pipeline.stages.identity import EncoderIdentity
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import torch
 
-from pipeline.models.vision_language import GeneratedText, GenerationOptions, LanguageModel, PromptedItem
+from pipeline.models.language_model import GeneratedText, GenerationOptions, LanguageModel, PromptedItem
 from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import ItemFailure, Receipt
 from pipeline.stages.context import StageContext
@@ -32,6 +33,7 @@ class GenerateBatches:
             top_p=section.top_p,
             stop=section.stop,
         )
+        self.media_token_ids = set(context.facts.media_token_ids)
         self.model = LanguageModel(context.facts, dtype=section.dtype, device=device, attention=section.attention)
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
@@ -68,10 +70,10 @@ class GenerateBatches:
         failed: list[dict[str, Any]] = []
         for item in items:
             records = self.context.store.fetch([(media["shard"], media["key"]) for media in item["media"]])
-            if None in records:
+            media = tuple(record for record in records if record is not None)
+            if len(media) != len(records):
                 raise RuntimeError(f"item_index {item['item_index']}: its features left the store under a running job")
-            media = [(m["modality"], record) for m, record in zip(item["media"], records, strict=True)]
-            prompted = PromptedItem(input_ids=item["input_ids"], media=tuple(media), seed=item["seed"])  # type: ignore[arg-type]
+            prompted = PromptedItem(input_ids=item["input_ids"], media=media, seed=item["seed"])
             failure = self._mismatch(prompted)
             if failure is None:
                 ready[item["item_index"]] = prompted
@@ -88,13 +90,11 @@ class GenerateBatches:
 
     def _mismatch(self, item: PromptedItem) -> ItemFailure | None:
         """Found before the forward pass, a wrong length is one item's fault and not its batch's."""
-        expected = sum(record.geometry.feature_length for _, record in item.media)
-        held = sum(record.tensors["pooler_output"].shape[0] for _, record in item.media)
-        [types] = self.context.facts.processor.create_mm_token_type_ids([item.input_ids])
-        shown = sum(kind != 0 for kind in types)
-        if shown == held == expected:
+        held = sum(math.prod(record.tensors["pooler_output"].shape[:-1]) for record in item.media)
+        shown = sum(token_id in self.media_token_ids for token_id in item.input_ids)
+        if shown == held:
             return None
-        message = f"{shown} placeholders, {held} features, geometry says {expected}"
+        message = f"{shown} placeholders, {held} rows of features"
         return ItemFailure(stage="generate", code="feature_length_mismatch", message=message)
 
 

@@ -39,9 +39,7 @@ PROMPT_SCHEMA = pa.schema(
                         ("seed", pa.int64()),
                         (
                             "media",
-                            pa.list_(
-                                pa.struct([("modality", pa.string()), ("key", pa.string()), ("shard", pa.string())])
-                            ),
+                            pa.list_(pa.struct([("key", pa.string()), ("shard", pa.string())])),
                         ),
                     ]
                 )
@@ -122,16 +120,23 @@ class PlanPromptWindow:
                     f"item {request.id}: features {row['key']} are not in shard {row['shard']} any more; "
                     "the store was changed under a running job"
                 )
-            parts.append((row["modality"], record.placeholder_ids.tolist()))
+            parts.append((row["modality"], record.placeholder))
         messages = chat_messages(
             request, [modality for modality, _ in parts], prompt=config.prompt, system=config.generate.system
         )
-        ids = prompt_ids(self.context.facts.processor, messages, parts, max_tokens=config.generate.max_prompt_tokens)
+        facts = self.context.facts
+        ids = prompt_ids(
+            facts.processor,
+            messages,
+            parts,
+            media_token_ids=facts.media_token_ids,
+            max_tokens=config.generate.max_prompt_tokens,
+        )
         return {
             "item_index": request.item_index,
             "input_ids": ids,
             "seed": item_seed(config.generate.seed, request.id),
-            "media": [{name: row[name] for name in ("modality", "key", "shard")} for row in media],
+            "media": [{name: row[name] for name in ("key", "shard")} for row in media],
         }
 
     def _plan(

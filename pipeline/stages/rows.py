@@ -35,6 +35,7 @@ _GEOMETRY = pa.struct(
         ("original_size", pa.list_(pa.int32())),
         ("resized_size", pa.list_(pa.int32())),
         ("timestamps", pa.list_(pa.float64())),
+        ("duration_seconds", pa.float64()),
     ]
 )
 _MEDIA = pa.struct(

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 import transformers
+from pipeline.models.processor_check import check_processor
 
 from pipeline.errors import ConfigError
-from pipeline.models.processor_check import check_processor
 from pipeline.models.vision_language import VisionLanguageFacts
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.config import Config
-from pipeline.models.vision_language import GeneratedText, PromptedItem
+from pipeline.models.language_model import GeneratedText, PromptedItem
 from pipeline.planning.windows import plan_windows
 from pipeline.runs.receipts import receipt_from_json
 from pipeline.runs.run import start_run

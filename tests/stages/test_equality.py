@@ -42,9 +42,8 @@ def decode_all(path: Path) -> tuple[np.ndarray, dict[str, Any]]:
     return np.stack([frames[i] for i in indices]), metadata
 
 
-def reference_ids(plain: tuple[Any, Any], requests: list[tuple[list[Path], str]]) -> list[list[int]]:
-    """Greedy ids of the requests in one left-padded batch, each without padding after its end."""
-    processor, model = plain
+def media_of(processor: Any, requests: list[tuple[list[Path], str]]) -> tuple[list[str], dict[str, Any]]:
+    """Rendered chats, and the media of all of them as a processor takes them."""
     texts, images, videos, metadata = [], [], [], []
     for files, prompt in requests:
         kinds = ["image" if file.suffix in (".jpg", ".png", ".webp") else "video" for file in files]
@@ -62,6 +61,13 @@ def reference_ids(plain: tuple[Any, Any], requests: list[tuple[list[Path], str]]
     media: dict[str, Any] = {"images": images} if images else {}
     if videos:
         media.update(videos=videos, videos_kwargs={"video_metadata": metadata, "do_sample_frames": False})
+    return texts, media
+
+
+def reference_ids(plain: tuple[Any, Any], requests: list[tuple[list[Path], str]]) -> list[list[int]]:
+    """Greedy ids of the requests in one left-padded batch, each without padding after its end."""
+    processor, model = plain
+    texts, media = media_of(processor, requests)
     inputs = processor(text=texts, padding=True, return_tensors="pt", **media)
     with torch.inference_mode():
         output = model.generate(**inputs, max_new_tokens=NEW_TOKENS, do_sample=False)

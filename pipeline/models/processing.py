@@ -1,0 +1,71 @@
+"""A model's own processor run on one media item, real or blank, and its outputs sorted by what they are for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from pipeline.language.placeholder import collapse
+from pipeline.schema import Modality, Placeholder
+
+_TEXT_OUTPUTS = {"input_ids", "attention_mask", "text_replacement_offsets"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessedItem:
+    """One item as its processor prepares it.
+
+    `slot` names the encoder that takes it ("image" or "video": some families show a video as images), `pixels` is what
+    only the encoder needs, `inputs` the small tensors that describe the item (grids, sizes, seconds a grid step), which the
+    language model may need as well. `token_types` is the name under which the processor marks media tokens, if it does.
+    """
+
+    slot: Modality
+    pixels: dict[str, torch.Tensor]
+    inputs: dict[str, torch.Tensor]
+    placeholder: Placeholder
+    token_types: str | None
+
+
+def process_item(
+    processor: Any,
+    media_tokens: Sequence[str],
+    modality: Modality,
+    frames: torch.Tensor,
+    times: Sequence[float],
+    duration_seconds: float,
+) -> ProcessedItem:
+    """Prepare `uint8` frames (T, C, H, W) shown at `times` (seconds); with meta tensors only the arithmetic is done.
+
+    `media_tokens` are those that features are put in the place of.
+    """
+    outputs = dict(_run(processor, modality, frames, times, duration_seconds))
+    [replaced] = outputs["text_replacement_offsets"][0]
+    shape = outputs["input_ids"].shape
+    rest = {name: value for name, value in outputs.items() if name not in _TEXT_OUTPUTS}
+    types = [name for name, value in rest.items() if "type" in name and getattr(value, "shape", None) == shape]
+    tensors = {name: torch.as_tensor(value) for name, value in rest.items() if name not in types}
+    pixels = {name: tensor for name, tensor in tensors.items() if "pixel" in name}
+    return ProcessedItem(
+        slot="video" if any("video" in name for name in pixels) else "image",
+        pixels=pixels,
+        inputs={name: tensor for name, tensor in tensors.items() if name not in pixels},
+        placeholder=collapse(replaced["replacement"], media_tokens),
+        token_types=types[0] if types else None,
+    )
+
+
+def _run(
+    processor: Any, modality: Modality, frames: torch.Tensor, times: Sequence[float], duration_seconds: float
+) -> Any:
+    options: dict[str, Any] = {"return_tensors": "pt", "return_text_replacement_offsets": True}
+    if modality == "image":
+        return processor(text=[processor.image_token], images=[frames[0]], **options)
+    # Counted at one frame a second, indices are the true times, which some processors write into the prompt, and the
+    # number of frames is the duration, from which some work out the seconds that a grid step takes.
+    metadata = {"total_num_frames": duration_seconds, "fps": 1.0, "frames_indices": list(times)}
+    videos = {"video_metadata": [metadata], "do_sample_frames": False}
+    return processor(text=[processor.video_token], videos=[frames], videos_kwargs=videos, **options)
