@@ -7,6 +7,8 @@ import logging
 import math
 import os
 import pkgutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,11 +72,21 @@ def ray_session(options: RayOptions) -> Iterator[float]:
             "object_store_memory": options.object_store_bytes,
             "include_dashboard": False,
         }
-    ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **local)
+    with _own_termination():
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **local)
     try:
         yield time.perf_counter() - started
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_termination() -> Iterator[None]:
+    """Keep the process's own handler of SIGTERM: `ray.init` puts one there that exits with 15 and cleans up nothing."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def describe_cluster() -> Cluster:
