@@ -121,7 +121,7 @@ def preflight(device: str, workers: int | None, options: RayOptions, *, decode_w
 
 def fit(cluster: Cluster, device: str, workers: int | None, *, decode_workers: int | None = None) -> Workers:
     """Sizes for a cluster. Tasks take one CPU each; so that they always find one, actors reserve CPUs only where
-    plenty are left (FACTS: actors that leave less than one whole CPU make Ray Data hang in silence)."""
+    half are left (FACTS: actors that leave less than one whole CPU make Ray Data hang in silence)."""
     if cluster.num_cpus < 1:
         raise UnschedulableError(
             f"the cluster has {cluster.num_cpus:g} CPUs, one whole CPU is needed; add a node or give nodes more CPUs"
@@ -142,7 +142,7 @@ def fit(cluster: Cluster, device: str, workers: int | None, *, decode_workers: i
             device="cuda", actors=actors, actor_cpus=0, actor_gpus=1, tasks=decode_workers, task_memory_bytes=memory
         )
     actors = workers or max(1, math.floor(cluster.num_cpus / 2))
-    reserve = 1.0 if actors + 1 <= cluster.num_cpus / 2 else 0.0
+    reserve = 1.0 if cluster.num_cpus >= 4 and actors <= cluster.num_cpus / 2 else 0.0
     return Workers(
         device="cpu", actors=actors, actor_cpus=reserve, actor_gpus=0, tasks=decode_workers, task_memory_bytes=memory
     )
@@ -221,25 +221,23 @@ def receipts(dataset: ray.data.Dataset) -> Iterator[Receipt]:
 
 
 class Background:
-    """Small tasks beside a pass (finishing windows), collected as they end."""
+    """Small tasks beside a pass (publishing windows), collected as they end."""
 
     def __init__(self) -> None:
-        self._pending: dict[Any, Window] = {}
+        self._pending: list[Any] = []
 
-    def submit(self, function: Callable[..., Any], context: Any, window: Window) -> None:
-        """Run `function(context, window)` in a task of the cluster."""
-        task = ray.remote(num_cpus=0)(function)
-        self._pending[task.remote(context, window)] = window
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Run `function(*arguments)` in a task of the cluster."""
+        self._pending.append(ray.remote(num_cpus=0)(function).remote(*arguments))
 
-    def ended(self, *, wait: bool = False) -> Iterator[tuple[Window, Any]]:
-        """(window, result) of those that have ended; all of them with `wait`."""
+    def ended(self, *, wait: bool = False) -> Iterator[Any]:
+        """Results of those that have ended; of all of them with `wait`. Raises what a task raised."""
         while self._pending:
-            timeout = None if wait else 0
-            done, _ = ray.wait(list(self._pending), num_returns=1, timeout=timeout)
+            done, self._pending = ray.wait(self._pending, num_returns=1, timeout=None if wait else 0)
             if not done:
                 return
             with _own_errors():
-                yield self._pending.pop(done[0]), ray.get(done[0])
+                yield ray.get(done[0])
 
 
 def run_task(function: str, *arguments: Any) -> Any:

@@ -196,7 +196,7 @@ class VisionEncoder:
     def encode(
         self, modality: Modality, items: Sequence[Frames], geometries: Sequence[Geometry], seconds: dict[str, float]
     ) -> list[EncodedItem]:
-        """Features of resized frames of one modality, in order; adds `processor` and `encode` seconds.
+        """Features of resized frames of one modality, in order; adds `mm_processor` and `vision_encode` seconds.
 
         Raises `RuntimeError` when the processor's grid is not the planned one, `torch.OutOfMemoryError` as it comes.
         """
@@ -207,8 +207,8 @@ class VisionEncoder:
         accepted = inspect.signature(features).parameters
         output = features(**{k: v for k, v in inputs.items() if k in accepted}, return_dict=True)
         encoded = self._split(output, modality, items, geometries, inputs[f"{modality}_grid_thw"].tolist())
-        seconds["processor"] = seconds.get("processor", 0.0) + processed - started
-        seconds["encode"] = seconds.get("encode", 0.0) + time.perf_counter() - processed
+        seconds["mm_processor"] = seconds.get("mm_processor", 0.0) + processed - started
+        seconds["vision_encode"] = seconds.get("vision_encode", 0.0) + time.perf_counter() - processed
         return encoded
 
     def _preprocess(self, modality: Modality, items: Sequence[Frames]) -> BatchFeature:
@@ -313,7 +313,7 @@ class LanguageModel:
     def generate(
         self, items: Sequence[PromptedItem], options: GenerationOptions, seconds: dict[str, float]
     ) -> list[GeneratedText]:
-        """Answers in order; adds `transfer`, `prefill` and `decode` seconds.
+        """Answers in order; adds `feature_transfer`, `llm_prefill` and `llm_decode` seconds.
 
         Lengths must have been checked: a placeholder count that differs from the records' is an error of the batch.
         """
@@ -335,9 +335,9 @@ class LanguageModel:
         prompt_length = inputs["input_ids"].shape[1]
         answers = [self._answer(row, options) for row in output[:, prompt_length:].tolist()]
         for name, value in (
-            ("transfer", moved - started),
-            ("prefill", clock.first - moved),
-            ("decode", ended - clock.first),
+            ("feature_transfer", moved - started),
+            ("llm_prefill", clock.first - moved),
+            ("llm_decode", ended - clock.first),
         ):
             seconds[name] = seconds.get(name, 0.0) + value
         return answers

@@ -57,8 +57,8 @@ def test_a_batch_encodes_as_one_by_one(facts: VisionLanguageFacts, encoder: Visi
         [alone] = encoder.encode(kind, [frames], [geometry], {})
         assert alone.placeholder_ids == batched.placeholder_ids
         for name, tensor in alone.tensors.items():
-            # FACTS: batch size moved bits only at <= 24 patches, by <= 9e-7 on features of order one.
-            torch.testing.assert_close(batched.tensors[name], tensor, rtol=0, atol=5e-6)
+            # Sums in another order move the last bits: by at most 9e-7 of the features' size where it was measured.
+            torch.testing.assert_close(batched.tensors[name], tensor, rtol=0, atol=9e-7 * float(tensor.abs().max()))
 
 
 def test_records_survive_the_store_and_hold_no_more_than_their_item(
@@ -115,7 +115,7 @@ def prompted(facts: VisionLanguageFacts, encoder: VisionEncoder, scene: int, see
 
 def test_samples_do_not_depend_on_the_batch(facts: VisionLanguageFacts, encoder: VisionEncoder) -> None:
     model = LanguageModel(facts, dtype="float32", device="cpu")
-    options = GenerationOptions(max_new_tokens=12, temperature=1.5)
+    options = GenerationOptions(max_new_tokens=12, temperature=30)
     items = [prompted(facts, encoder, scene, seed=scene) for scene in range(6)]
     together = model.generate(items, options, {})
     alone = [model.generate([item], options, {})[0] for item in items]
