@@ -115,7 +115,7 @@ def prompted(facts: VisionLanguageFacts, encoder: VisionEncoder, scene: int, see
 
 def test_samples_do_not_depend_on_the_batch(facts: VisionLanguageFacts, encoder: VisionEncoder) -> None:
     model = LanguageModel(facts, dtype="float32", device="cpu")
-    options = GenerationOptions(max_new_tokens=12, temperature=30)
+    options = GenerationOptions(max_new_tokens=12, temperature=30.0)
     items = [prompted(facts, encoder, scene, seed=scene) for scene in range(6)]
     together = model.generate(items, options, {})
     alone = [model.generate([item], options, {})[0] for item in items]
