@@ -7,6 +7,8 @@ import logging
 import math
 import os
 import pkgutil
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -70,11 +72,21 @@ def ray_session(options: RayOptions) -> Iterator[float]:
             "object_store_memory": options.object_store_bytes,
             "include_dashboard": False,
         }
-    ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **local)
+    with _own_termination():
+        ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **local)
     try:
         yield time.perf_counter() - started
     finally:
         ray.shutdown()
+
+
+@contextlib.contextmanager
+def _own_termination() -> Iterator[None]:
+    """Keep the process's own handler of SIGTERM: `ray.init` puts one there that exits with 15 and cleans up nothing."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield
+    if callable(handler) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def describe_cluster() -> Cluster:
@@ -109,7 +121,7 @@ def preflight(device: str, workers: int | None, options: RayOptions, *, decode_w
 
 def fit(cluster: Cluster, device: str, workers: int | None, *, decode_workers: int | None = None) -> Workers:
     """Sizes for a cluster. Tasks take one CPU each; so that they always find one, actors reserve CPUs only where
-    plenty are left (FACTS: actors that leave less than one whole CPU make Ray Data hang in silence)."""
+    half are left (FACTS: actors that leave less than one whole CPU make Ray Data hang in silence)."""
     if cluster.num_cpus < 1:
         raise UnschedulableError(
             f"the cluster has {cluster.num_cpus:g} CPUs, one whole CPU is needed; add a node or give nodes more CPUs"
@@ -130,7 +142,7 @@ def fit(cluster: Cluster, device: str, workers: int | None, *, decode_workers: i
             device="cuda", actors=actors, actor_cpus=0, actor_gpus=1, tasks=decode_workers, task_memory_bytes=memory
         )
     actors = workers or max(1, math.floor(cluster.num_cpus / 2))
-    reserve = 1.0 if actors + 1 <= cluster.num_cpus / 2 else 0.0
+    reserve = 1.0 if cluster.num_cpus >= 4 and actors <= cluster.num_cpus / 2 else 0.0
     return Workers(
         device="cpu", actors=actors, actor_cpus=reserve, actor_gpus=0, tasks=decode_workers, task_memory_bytes=memory
     )
@@ -209,31 +221,29 @@ def receipts(dataset: ray.data.Dataset) -> Iterator[Receipt]:
 
 
 class Background:
-    """Small tasks beside a pass (finishing windows), collected as they end."""
+    """Small tasks beside a pass (publishing windows), collected as they end."""
 
     def __init__(self) -> None:
-        self._pending: dict[Any, Window] = {}
+        self._pending: list[Any] = []
 
-    def submit(self, function: Callable[..., Any], context: Any, window: Window) -> None:
-        """Run `function(context, window)` in a task of the cluster."""
-        task = ray.remote(num_cpus=0)(function)
-        self._pending[task.remote(context, window)] = window
+    def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
+        """Run `function(*arguments)` in a task of the cluster."""
+        self._pending.append(ray.remote(num_cpus=0)(function).remote(*arguments))
 
-    def ended(self, *, wait: bool = False) -> Iterator[tuple[Window, Any]]:
-        """(window, result) of those that have ended; all of them with `wait`."""
+    def ended(self, *, wait: bool = False) -> Iterator[Any]:
+        """Results of those that have ended; of all of them with `wait`. Raises what a task raised."""
         while self._pending:
-            timeout = None if wait else 0
-            done, _ = ray.wait(list(self._pending), num_returns=1, timeout=timeout)
+            done, self._pending = ray.wait(self._pending, num_returns=1, timeout=None if wait else 0)
             if not done:
                 return
             with _own_errors():
-                yield self._pending.pop(done[0]), ray.get(done[0])
+                yield ray.get(done[0])
 
 
-def run_task(function: str, *arguments: Any) -> Any:
+def run_task(function: str, *arguments: Any, num_gpus: float = 0) -> Any:
     """Run one function, "module:name", in a worker and wait for it."""
     with _own_errors():
-        return ray.get(ray.remote(num_cpus=1)(_call).remote(function, *arguments))
+        return ray.get(ray.remote(num_cpus=1, num_gpus=num_gpus)(_call).remote(function, *arguments))
 
 
 def _call(function: str, *arguments: Any) -> Any:

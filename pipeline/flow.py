@@ -6,8 +6,9 @@ requests → prompt → plan → fetch features → generate → restore → wri
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +22,7 @@ from pipeline.features.store import FeatureStore
 from pipeline.planning.windows import Window, plan_windows, segments
 from pipeline.progress import PassBar
 from pipeline.runs.ledger import Ledger
-from pipeline.runs.receipts import PassName, ReceiptBook
+from pipeline.runs.receipts import PassName, ReceiptBook, Totals
 from pipeline.runs.report import write_report
 from pipeline.runs.run import Run, start_run
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
@@ -36,6 +37,7 @@ from pipeline.stages.prompt import PlanPromptWindow
 from pipeline.storage import Folder
 
 _REPORT_ITEMS = 50
+_SEAL_SECONDS = 120
 
 
 def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
@@ -103,8 +105,7 @@ class _Driver:
         self.seconds = {"encode_pass": 0.0, "generate_pass": 0.0}
 
     def drive(self, started: float, ray_seconds: float) -> dict[str, Any]:
-        identity = engine.run_task("pipeline.stages.encoder_identity:encoder_identity", self.config)
-        context = StageContext(config=self.config, run_url=self.run.folder.url, identity=identity)
+        context = self._context()
         self._seal_leftovers()
         generated = self.ledger.finished("generate")
         self._forget_lost_windows(context, generated)
@@ -116,10 +117,19 @@ class _Driver:
         for segment in segments(windows, ray.segment_windows):
             todo = [window for window in segment if window.index not in finished["generate"]]
             self._pass(ENCODE, context, [window for window in todo if window.index not in finished["encode"]])
-            self._seal_leftovers()
             self._pass(GENERATE, context, todo)
             self._release(segment)
         return self._finish(started, ray_seconds)
+
+    def _context(self) -> StageContext:
+        """What the stages need to know; the model is checked where it will run."""
+        workers = engine.preflight(self.config.encode.device, self.config.ray.encode_workers, self.config.ray)
+        checked = engine.run_task(
+            "pipeline.stages.checked_model:checked_model", self.config, workers.device, num_gpus=workers.actor_gpus
+        )
+        return StageContext(
+            config=self.config, run_url=self.run.folder.url, identity=checked.identity, verdicts=checked.verdicts
+        )
 
     def _forget_lost_windows(self, context: StageContext, generated: Mapping[int, Any]) -> None:
         """Windows that were encoded, whose answers are still to come, and whose shards have left the store since."""
@@ -136,7 +146,7 @@ class _Driver:
         entries = self.ledger.finished(name)
         for window, entry in entries.items():
             self.book.restore(name, window, entry)
-            self._count(entry.get("items", {}))
+        self._count(entry["items"] for entry in entries.values())
         return entries
 
     def _pass(self, each: Pass, context: StageContext, windows: list[Window]) -> None:
@@ -151,29 +161,39 @@ class _Driver:
                     continue
                 bar.update(receipt)
                 if self.book.is_finished(each.name, receipt.window):
-                    finishing.submit(each.finish, context, by_index[receipt.window])
-                self._record(each, finishing.ended())
-            self._record(each, finishing.ended(wait=True))
+                    self.run.lock.check()
+                    totals = self.book.settle(each.name, receipt.window)
+                    finishing.submit(_publish, each, context, by_index[receipt.window], totals)
+                self._count(finishing.ended())
+            self._count(finishing.ended(wait=True))
         missing = sorted(set(by_index) - set(self.ledger.finished(each.name)))
         if missing:
             raise RuntimeError(f"the {each.name} pass ended without finishing windows {missing}")
         self.seconds[f"{each.name}_pass"] += time.perf_counter() - started
 
-    def _record(self, each: Pass, ended: Iterator[tuple[Window, dict[str, Any]]]) -> None:
-        for window, result in ended:
-            self.run.lock.check()
-            totals = self.book.settle(each.name, window.index)
-            self.ledger.record(each.name, window.index, {**totals.to_entry(), "items": result})
-            self._count(result)
+    def _count(self, published: Iterable[Mapping[str, Any]]) -> None:
+        for items in published:
+            for kind, sums in self.items.items():
+                for name, count in items.get(kind, {}).items():
+                    sums[name] = sums.get(name, 0) + count
 
-    def _count(self, result: Mapping[str, Any]) -> None:
-        for kind, sums in self.items.items():
-            for name, count in result.get(kind, {}).items():
-                sums[name] = sums.get(name, 0) + count
+    def _seal_leftovers(self, *, wait: bool = False) -> None:
+        """Shards whose writer has gone become sealed, and so known to later runs and to other machines.
 
-    def _seal_leftovers(self) -> None:
-        """Shards whose writer has gone become sealed, and so known to later runs."""
-        engine.run_on_every_node(_recover, self.config)
+        With `wait`, for those that this run wrote: its actors end some time after their pass.
+        """
+        entries = self.ledger.finished("encode").values() if wait else ()
+        written = {shard for entry in entries for shard in entry["items"]["shards_written"]}
+        store, deadline = _store(self.config), time.monotonic() + _SEAL_SECONDS
+        gc.collect()  # Ray ends actors when their handles are collected, which took up to 28 s by itself
+        while True:
+            engine.run_on_every_node(_recover, self.config)
+            written = {shard for shard in written if not store.is_sealed(shard)}
+            if not written:
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"shards still open {_SEAL_SECONDS} s after their pass: {sorted(written)}")
+            time.sleep(0.2)
 
     def _release(self, segment: list[Window]) -> None:
         """With `store.retention: segment` the store is scratch: what this run put there for the segment goes."""
@@ -185,7 +205,7 @@ class _Driver:
 
     def _finish(self, started: float, ray_seconds: float) -> dict[str, Any]:
         folder = self.run.folder
-        self._seal_leftovers()  # the last encode actors were still there when their pass ended
+        self._seal_leftovers(wait=self.config.store.retention == "keep")
         folder.remove("_work")
         seconds = {**self.book.seconds, **self.seconds}
         summary = build_summary(
@@ -203,12 +223,19 @@ class _Driver:
         return summary
 
 
+def _publish(each: Pass, context: StageContext, window: Window, totals: Totals) -> dict[str, Any]:
+    """In a task: publish a finished window, then say so in the ledger."""
+    items = each.finish(context, window)
+    Ledger(context.folder).record(each.name, window.index, {**totals.to_entry(), "items": items})
+    return items
+
+
 def _store(config: Config) -> FeatureStore:
     return FeatureStore(config.store.path, config.store.local_path, config.store.shard_bytes)
 
 
-def _recover(config: Config) -> int:
-    return len(_store(config).recover())
+def _recover(config: Config) -> None:
+    _store(config).recover()
 
 
 def _held_shards(config: Config, shards: list[str]) -> list[str]:

@@ -126,7 +126,7 @@ class Frames:
 class Geometry:
     """Where an item's features lie: `grid` is (t, h, w) in patches before merging, sizes are (height, width).
 
-    `timestamps` are the times of the frames shown, `duration_seconds` that of the whole item: some models are told both.
+    `timestamps` are the times of the frames shown, `duration_seconds` that of the whole item: models are told of them.
     """
 
     grid: tuple[int, int, int]
@@ -142,8 +142,8 @@ class Geometry:
 class Placeholder:
     """What stands for one media item in a prompt: the processor's own text, with each run of a media token shown once.
 
-    `runs` are the lengths of those runs, in order. Text rather than token ids, because a tokenizer may merge what stands
-    at the seam: Gemma 3's placeholder begins and ends with line breaks.
+    `runs` are the lengths of those runs, in order. Text rather than token ids, because a tokenizer may merge what
+    stands at the seam: Gemma 3's placeholder begins and ends with line breaks.
     """
 
     text: str

@@ -18,7 +18,8 @@ def sizes(workers: Workers) -> tuple[str, int, float, float]:
     [(1, 1), (2, 1), (3, 1), (4, 2), (16, 8), (64, 32)],
 )
 def test_without_gpus_one_actor_for_every_two_cpus(num_cpus: int, actors: int) -> None:
-    assert sizes(fit(Cluster(num_cpus=num_cpus, num_gpus=0), "auto", None)) == ("cpu", actors, 0, 0)
+    reserved = 1 if num_cpus >= 4 else 0
+    assert sizes(fit(Cluster(num_cpus=num_cpus, num_gpus=0), "auto", None)) == ("cpu", actors, reserved, 0)
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 4, 16, 64])
@@ -32,7 +33,7 @@ def test_with_gpus_one_actor_on_each(num_cpus: int, num_gpus: int) -> None:
 
 @pytest.mark.parametrize(
     ("num_cpus", "workers", "actor_cpus"),
-    [(1, 1, 0), (2, 1, 0), (4, 1, 1), (4, 4, 0), (16, 7, 1), (16, 8, 0), (64, 4, 1), (64, 200, 0)],
+    [(1, 1, 0), (2, 1, 0), (4, 1, 1), (4, 4, 0), (16, 8, 1), (16, 9, 0), (64, 4, 1), (64, 200, 0)],
 )
 def test_actors_reserve_cpus_only_where_half_are_left_over(num_cpus: int, workers: int, actor_cpus: float) -> None:
     assert sizes(fit(Cluster(num_cpus=num_cpus, num_gpus=0), "cpu", workers)) == ("cpu", workers, actor_cpus, 0)

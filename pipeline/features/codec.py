@@ -151,8 +151,9 @@ class FeatureRecord:
     """What an encoder said about one item, with everything needed to use it again without its pixels.
 
     `container` is how the model returns its features (one tensor; a tuple, one tensor an item; levels, each split by
-    item) and `unit` what one tensor covers. `slot` is which of the model's encoders made them, `inputs` what the language
-    model is told of the item besides (grid, size). `key_terms` is `FeatureKeyTerms.as_dict()`, compared on every hit.
+    item) and `unit` what one tensor covers. `slot` is which of the model's encoders made them, `inputs` what the
+    language model is told of the item besides (grid, size). `key_terms` is `FeatureKeyTerms.as_dict()`, compared on
+    every hit.
     """
 
     key_terms: dict[str, Any]
@@ -167,5 +168,6 @@ class FeatureRecord:
     def __post_init__(self) -> None:
         if self.container not in get_args(Container) or self.unit not in get_args(Unit):
             raise ValueError(f"unknown container or unit: {self.container = }, {self.unit = }")
-        if not self.tensors or _METADATA in self.tensors or any(name.startswith(_INPUT) for name in self.tensors):
+        reserved = [name for name in self.tensors if name == _METADATA or name.startswith(_INPUT)]
+        if not self.tensors or reserved:
             raise ValueError(f"a record has tensors, none named {_INPUT}*; got {list(self.tensors)}")

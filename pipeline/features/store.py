@@ -110,10 +110,13 @@ class FeatureStore:
         self.fallbacks += records.count(None)
         return records
 
+    def is_sealed(self, shard_id: str) -> bool:
+        """True when the shard is sealed, and so found by every machine."""
+        return self.folder.exists(sealed_name(shard_id))
+
     def holds(self, shard_id: str) -> bool:
         """True when the shard is sealed, or open on this machine."""
-        is_open = os.path.exists(os.path.join(self._open_root, shard_id))
-        return is_open or self.folder.exists(sealed_name(shard_id))
+        return os.path.exists(os.path.join(self._open_root, shard_id)) or self.is_sealed(shard_id)
 
     def recover(self) -> list[SealedShard]:
         """Seal what dead writers left open on this machine."""

@@ -20,7 +20,8 @@ from pipeline.models.halves import load_half
 from pipeline.models.vision_language import VisionLanguageFacts, resolve_device, resolve_model
 
 
-def _tensor(view: TensorView, device: torch.device) -> torch.Tensor:
+def tensor_of(view: TensorView, device: torch.device) -> torch.Tensor:
+    """The stored tensor on `device`; on the CPU it shares the record's memory and must not be written to."""
     with warnings.catch_warnings():
         # The records lie in a read-only memory map; nothing here writes to them.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
@@ -79,7 +80,7 @@ class LanguageModel:
     def generate(
         self, items: Sequence[PromptedItem], options: GenerationOptions, seconds: dict[str, float]
     ) -> list[GeneratedText]:
-        """Answers in order; adds `transfer`, `prefill` and `decode` seconds.
+        """Answers in order; adds `feature_transfer`, `llm_prefill` and `llm_decode` seconds.
 
         Lengths must have been checked: a placeholder count that differs from the records' is an error of the batch.
         """
@@ -101,9 +102,9 @@ class LanguageModel:
         prompt_length = inputs["input_ids"].shape[1]
         answers = [self._answer(row, options) for row in output[:, prompt_length:].tolist()]
         for name, value in (
-            ("transfer", moved - started),
-            ("prefill", clock.first - moved),
-            ("decode", ended - clock.first),
+            ("feature_transfer", moved - started),
+            ("llm_prefill", clock.first - moved),
+            ("llm_decode", ended - clock.first),
         ):
             seconds[name] = seconds.get(name, 0.0) + value
         return answers
@@ -136,14 +137,14 @@ class LanguageModel:
         for record in records:
             for name, view in record.inputs.items():
                 if name in self.accepted:
-                    gathered[name].append(_tensor(view, torch.device("cpu")))
+                    gathered[name].append(tensor_of(view, torch.device("cpu")))
         return {name: torch.cat(tensors) for name, tensors in gathered.items()}
 
     def _rebuild(self, records: Sequence[FeatureRecord]) -> ModelOutput:
         """The encoder's output as it would have been for all these items at once."""
         fields: dict[str, Any] = {}
         for name in records[0].tensors:
-            pieces = tuple(_tensor(record.tensors[name], self.device) for record in records)
+            pieces = tuple(tensor_of(record.tensors[name], self.device) for record in records)
             base, _, level = name.partition(".")
             value = pieces if records[0].container == "tuple" else _joined(pieces)
             if level:

@@ -19,8 +19,8 @@ class ProcessedItem:
     """One item as its processor prepares it.
 
     `slot` names the encoder that takes it ("image" or "video": some families show a video as images), `pixels` is what
-    only the encoder needs, `inputs` the small tensors that describe the item (grids, sizes, seconds a grid step), which the
-    language model may need as well. `token_types` is the name under which the processor marks media tokens, if it does.
+    only the encoder needs, `inputs` the small tensors that describe the item (grids, sizes, seconds a grid step), which
+    the language model may need as well. `token_types` is the name under which the processor marks media tokens, if any.
     """
 
     slot: Modality
@@ -42,7 +42,9 @@ def process_item(
 
     `media_tokens` are those that features are put in the place of.
     """
-    outputs = dict(_run(processor, modality, frames, times, duration_seconds))
+    outputs = dict(
+        run_processor(processor, getattr(processor, f"{modality}_token"), modality, frames, times, duration_seconds)
+    )
     [replaced] = outputs["text_replacement_offsets"][0]
     shape = outputs["input_ids"].shape
     rest = {name: value for name, value in outputs.items() if name not in _TEXT_OUTPUTS}
@@ -58,14 +60,20 @@ def process_item(
     )
 
 
-def _run(
-    processor: Any, modality: Modality, frames: torch.Tensor, times: Sequence[float], duration_seconds: float
+def run_processor(
+    processor: Any,
+    text: str,
+    modality: Modality,
+    frames: torch.Tensor,
+    times: Sequence[float],
+    duration_seconds: float,
 ) -> Any:
+    """The processor's outputs for `text`, which shows one item."""
     options: dict[str, Any] = {"return_tensors": "pt", "return_text_replacement_offsets": True}
     if modality == "image":
-        return processor(text=[processor.image_token], images=[frames[0]], **options)
+        return processor(text=[text], images=[frames[0]], **options)
     # Counted at one frame a second, indices are the true times, which some processors write into the prompt, and the
     # number of frames is the duration, from which some work out the seconds that a grid step takes.
     metadata = {"total_num_frames": duration_seconds, "fps": 1.0, "frames_indices": list(times)}
     videos = {"video_metadata": [metadata], "do_sample_frames": False}
-    return processor(text=[processor.video_token], videos=[frames], videos_kwargs=videos, **options)
+    return processor(text=[text], videos=[frames], videos_kwargs=videos, **options)

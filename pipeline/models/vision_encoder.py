@@ -68,7 +68,7 @@ class VisionEncoder:
     def encode(
         self, modality: Modality, items: Sequence[Frames], geometries: Sequence[Geometry], seconds: dict[str, float]
     ) -> list[EncodedItem]:
-        """Features of planned frames of one modality, in order; adds `processor` and `encode` seconds.
+        """Features of planned frames of one modality, in order; adds `mm_processor` and `vision_encode` seconds.
 
         Frames that were planned by rule have their final size and go through the tower together; others are prepared
         and encoded one by one. Raises `RuntimeError` when the processor does not do what was planned, and
@@ -160,8 +160,8 @@ class VisionEncoder:
 
 
 def _add_seconds(seconds: dict[str, float], started: float, processed: float) -> None:
-    seconds["processor"] = seconds.get("processor", 0.0) + processed - started
-    seconds["encode"] = seconds.get("encode", 0.0) + time.perf_counter() - processed
+    seconds["mm_processor"] = seconds.get("mm_processor", 0.0) + processed - started
+    seconds["vision_encode"] = seconds.get("vision_encode", 0.0) + time.perf_counter() - processed
 
 
 def _feature_fields(output: Any) -> list[tuple[str, Any]]:

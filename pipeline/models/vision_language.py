@@ -141,8 +141,6 @@ class VisionLanguageFacts:
     def geometry(self, probe: Probe, plan: SamplePlan) -> Geometry:
         """Where the item's features will lie. Raises `ItemError` for what the processor refuses."""
         modality, num_frames, height, width = probe.modality, len(plan), probe.height, probe.width
-        if modality not in self.modalities:
-            raise ItemError("plan", "modality_not_supported", f"{self.model} takes no {modality}s")
         if modality in self.rules:
             geometry = _by_rule(self.rules[modality], modality, num_frames, height, width)
             return replace(geometry, duration_seconds=probe.duration_seconds)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore
+from pipeline.schema import Modality
 from pipeline.stages.identity import EncoderIdentity
 from pipeline.storage import Folder
 
@@ -17,11 +19,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """A run's configuration and folder, and the identity of the encoder its features come from."""
+    """A run's configuration and folder, its encoder's identity, and which modalities its model is good for."""
 
     config: Config
     run_url: str
     identity: EncoderIdentity
+    verdicts: Mapping[Modality, str]
 
     @property
     def folder(self) -> Folder:

@@ -58,12 +58,12 @@ class EncodeBatches:
         encoded = encode_splitting(self.encoder, shown, frames, seconds, splits) if shown else []
         times = {
             "encoder_queue_ms": 1e3 * (started - batch["decoded_at"]),
-            "mm_processor_ms": 1e3 * seconds.get("processor", 0.0),
-            "vision_encode_ms": 1e3 * seconds.get("encode", 0.0),
+            "mm_processor_ms": 1e3 * seconds.get("mm_processor", 0.0),
+            "vision_encode_ms": 1e3 * seconds.get("vision_encode", 0.0),
         }
         counts = _counts(items, splits["oom_splits"], fetches=batch["fetches"], bytes_fetched=batch["bytes_fetched"])
-        seconds["fetch"] = sum(item.fetch_ms for item in items) / 1e3
-        seconds["decode"] = sum(item.decode_ms for item in items) / 1e3
+        seconds["media_fetch"] = sum(item.fetch_ms for item in items) / 1e3
+        seconds["media_decode"] = sum(item.decode_ms for item in items) / 1e3
         receipt = Receipt(
             stage="encode",
             window=batch["window"],

@@ -259,6 +259,10 @@ class _WindowPlanner:
     def _admit(self, candidate: _Candidate, position: int) -> PlannedMedia:
         probe, facts = candidate.probe, candidate.facts
         assert probe is not None and facts is not None
+        verdict = self.context.verdicts.get(probe.modality, "the model's processor does not take them")
+        if verdict:
+            message = f"{self.context.config.model} cannot be used with {probe.modality}s: {verdict}"
+            raise ItemError("admit", "modality_not_supported", message)
         requested = self._sample(probe)
         geometry = self.context.facts.geometry(probe, requested)
         admit(

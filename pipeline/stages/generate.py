@@ -44,7 +44,7 @@ class GenerateBatches:
     def _generate(self, batch: dict[str, Any]) -> Receipt:
         started, queued = time.perf_counter(), time.time() - batch["prompted_at"]
         ready, rows = self._fetch(batch["items"])
-        seconds = {"features": time.perf_counter() - started}
+        seconds = {"feature_transfer": time.perf_counter() - started}
         answers = self._answers(ready, seconds)
         counts = _counts(ready, answers)
         times = _times(seconds, queued, len(ready), counts["generated_tokens"])
@@ -128,9 +128,9 @@ def _times(seconds: dict[str, float], queued: float, num_items: int, num_tokens:
     steps = num_tokens / num_items - 1 if num_items else 0
     return {
         "llm_queue_ms": 1e3 * queued,
-        "feature_transfer_ms": 1e3 * (seconds["features"] + seconds.get("transfer", 0.0)),
-        "llm_prefill_ms": 1e3 * seconds.get("prefill", 0.0),
-        "tpot_ms": 1e3 * seconds.get("decode", 0.0) / steps if steps > 0 else 0.0,
+        "feature_transfer_ms": 1e3 * seconds["feature_transfer"],
+        "llm_prefill_ms": 1e3 * seconds.get("llm_prefill", 0.0),
+        "tpot_ms": 1e3 * seconds.get("llm_decode", 0.0) / steps if steps > 0 else 0.0,
     }
 
 

@@ -1,4 +1,4 @@
-"""The captioner's whole recipe: data, three training stages, evaluation, model card."""
+"""The captioner's whole recipe: data, two training stages, evaluation, model card."""
 
 import argparse
 import json

@@ -107,8 +107,10 @@ pipeline_tag: image-text-to-text
 
 A Qwen3-VL of {parameters:.1f} M parameters (float32, {megabytes:.1f} MB), trained from nothing on the drawn scenes of
 `pipeline/demo/scenes.py`. It knows one shape on a plain background, in stills and in clips of 2-4 seconds, and answers
-these questions: {questions}. It exists so that a first run, and the tests, have a real model whose right answers
-are known. It is of no use on other pictures.
+the questions below. It exists so that a first run, and the tests, have a real model whose right answers are known.
+It is of no use on other pictures.
+
+{questions}
 
 Licence: Apache-2.0; weights and data were made by the code of this repository, no outside data or weights were used.
 
@@ -136,7 +138,7 @@ def write_card(folder: Path, results: Iterable[Result], training: str, evaluatio
     card = CARD.format(
         parameters=sum(p.numel() for p in model.parameters()) / 1e6,
         megabytes=(folder / "model.safetensors").stat().st_size / 1e6,
-        questions=" ".join(f'"{question}"' for question in questions),
+        questions="\n".join(f"- {question}" for question in questions),
         training=training,
         batch=BATCH,
         seen=SEEN_SCENES,

@@ -2,8 +2,8 @@
 
 Caption loss alone stays on a plateau: the tower never learns where to look. So the tower learns first, through
 throw-away linear heads on its merged tokens that read the outline and the attributes; then everything learns the
-answers while the heads' loss fades out; then a stage at a lower rate polishes. What is saved is a plain Qwen3-VL
-checkpoint.
+answers while the heads' loss fades out. What is saved is a plain Qwen3-VL checkpoint. (700 more steps at 8e-4, tried
+once, took captions of held-out clips from 0.985 to 0.963; the answers' loss was near 0.001 by then.)
 """
 
 import math
@@ -81,17 +81,6 @@ STAGES = (
         clips_per_batch=16,
         flat=0.5,
         heads=1.0,
-    ),
-    Stage(
-        name="polish",
-        steps=700,
-        rate=8e-4,
-        answers=True,
-        clips_per_image=2,
-        images_per_batch=32,
-        clips_per_batch=16,
-        flat=0.3,
-        heads=0.0,
     ),
 )
 

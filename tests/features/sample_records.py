@@ -9,7 +9,7 @@ import numpy as np
 
 from pipeline.features.codec import FeatureRecord, TensorView
 from pipeline.features.identity import FeatureKeyTerms
-from pipeline.schema import Geometry
+from pipeline.schema import Geometry, Placeholder
 
 # For the processes that tests start, wherever the tests themselves found the package.
 CHILD_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -43,6 +43,7 @@ def keyed_record(number: int, num_tokens: int = 8) -> tuple[str, FeatureRecord]:
         geometry=Geometry(
             grid=(1, 2, 4), merge_size=1, feature_length=num_tokens, original_size=(480, 640), resized_size=(32, 64)
         ),
-        placeholder_ids=np.arange(num_tokens, dtype=np.int64),
+        placeholder=Placeholder(text="<image>", runs=(num_tokens,)),
+        slot="image",
     )
     return terms(number).digest(), record

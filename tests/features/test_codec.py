@@ -14,7 +14,7 @@ import torch
 from sample_records import features, keyed_record
 
 from pipeline.features.codec import FeatureRecord, TensorView, decode_record, encode_record
-from pipeline.schema import Geometry
+from pipeline.schema import Geometry, Placeholder
 
 VIDEO = Geometry(
     grid=(4, 16, 18),
@@ -28,9 +28,15 @@ VIDEO = Geometry(
 
 def record_of(container: str, unit: str, tensors: dict[str, TensorView]) -> FeatureRecord:
     _, plain = keyed_record(1)
-    ids = np.array([7, 9, 9, 9, 8], np.int32)
     return dataclasses.replace(
-        plain, tensors=tensors, container=container, unit=unit, geometry=VIDEO, placeholder_ids=ids
+        plain,
+        tensors=tensors,
+        container=container,
+        unit=unit,
+        geometry=VIDEO,
+        placeholder=Placeholder(text="<0.2 seconds><video>, <2.5 seconds><video>", runs=(144, 144)),
+        slot="video",
+        inputs={"video_grid_thw": TensorView.of(np.array([VIDEO.grid], np.int64))},
     )
 
 
@@ -71,7 +77,8 @@ def test_round_trip(name: str) -> None:
     back = decode_record(encode_record(record))
     assert back.key_terms == record.key_terms
     assert (back.container, back.unit, back.geometry) == (record.container, record.unit, record.geometry)
-    assert back.placeholder_ids.dtype == np.int32 and back.placeholder_ids.tolist() == [7, 9, 9, 9, 8]
+    assert (back.slot, back.placeholder) == ("video", record.placeholder)
+    assert back.inputs["video_grid_thw"].numpy().tolist() == [[4, 16, 18]]
     assert back.tensors.keys() == record.tensors.keys()
     for key, tensor in record.tensors.items():
         assert (back.tensors[key].dtype, back.tensors[key].shape) == (tensor.dtype, tensor.shape)
@@ -82,7 +89,7 @@ def test_round_trip(name: str) -> None:
 def test_safetensors_reads_the_same(name: str) -> None:
     record = RECORDS[name]
     by_torch = safetensors.torch.load(encode_record(record))
-    assert by_torch.pop("placeholder_ids").tolist() == [7, 9, 9, 9, 8]
+    assert by_torch.pop("input.video_grid_thw").tolist() == [[4, 16, 18]]
     assert by_torch.keys() == record.tensors.keys()
     for key, tensor in record.tensors.items():
         assert str(by_torch[key].dtype) == f"torch.{tensor.dtype}" and tuple(by_torch[key].shape) == tensor.shape
@@ -110,10 +117,10 @@ def test_decoding_copies_nothing_and_tensors_are_aligned() -> None:
 
 def test_reads_what_safetensors_wrote() -> None:
     facts = json.loads(encode_record(RECORDS["tensor"])[8:].split(b"\x00")[0].rsplit(b"}", 1)[0] + b"}")["__metadata__"]
-    tensors = {"pooler_output": features(6), "placeholder_ids": np.arange(3)}
+    tensors = {"pooler_output": features(6), "input.video_grid_thw": np.array([[1, 2, 3]])}
     back = decode_record(safetensors.numpy.save(tensors, metadata=facts))
     assert np.array_equal(back.tensors["pooler_output"].numpy(), features(6))
-    assert back.placeholder_ids.tolist() == [0, 1, 2]
+    assert back.inputs["video_grid_thw"].numpy().tolist() == [[1, 2, 3]]
 
 
 def test_malformed_bytes_are_refused() -> None:
@@ -122,9 +129,9 @@ def test_malformed_bytes_are_refused() -> None:
     for end in [0, 4, 8, 20, header_end - 1, header_end, len(whole) - 1]:
         with pytest.raises(ValueError, match="not a feature record"):
             decode_record(whole[:end])
-    assert whole.count(b"[1044,2068]") == 1
+    assert whole.count(b"[1048,2072]") == 1
     for bad in [
-        whole.replace(b"[1044,2068]", b"[20,1044]  "),  # two tensors in one place
+        whole.replace(b"[1048,2072]", b"[24,1048]  "),  # two tensors in one place
         whole + b"\0",
         b"\xff" * 64,
         whole.replace(b'"BF16"', b'"BF61"', 1),
@@ -152,9 +159,7 @@ def test_flipped_header_bytes_never_raise_anything_else() -> None:
         {"container": "list"},
         {"unit": "video"},
         {"tensors": {}},
-        {"tensors": {"placeholder_ids": TensorView.of(features(1))}},
-        {"placeholder_ids": np.zeros((1, 2), np.int64)},
-        {"placeholder_ids": np.zeros(2, np.float32)},
+        {"tensors": {"input.pooler_output": TensorView.of(features(1))}},
     ],
 )
 def test_records_check_themselves(change: dict[str, object]) -> None:

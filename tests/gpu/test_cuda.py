@@ -12,7 +12,8 @@ import torch
 from pipeline.config import Config
 from pipeline.demo.scenes import all_scenes, draw_image
 from pipeline.media.resize import resize_frames
-from pipeline.models.vision_language import VisionEncoder, VisionLanguageFacts
+from pipeline.models.vision_encoder import VisionEncoder
+from pipeline.models.vision_language import VisionLanguageFacts
 from pipeline.schema import Frames, MediaItem, Probe, SamplePlan
 from pipeline.stages.encode import encode_splitting
 from pipeline.stages.rows import DecodedMedia, PlannedMedia

@@ -6,7 +6,7 @@ from transformers import AutoProcessor
 from pipeline.errors import ItemError
 from pipeline.language.prompt import chat_messages, item_seed, prompt_ids
 from pipeline.models.vision_language import resolve_model
-from pipeline.schema import MediaItem, Request
+from pipeline.schema import MediaItem, Placeholder, Request
 
 IMAGE = MediaItem(uri="a.jpg")
 
@@ -37,27 +37,35 @@ def test_messages_must_show_the_request_s_media(shown: list[str]) -> None:
         chat_messages(request, ["image"], prompt="p", system=None)
 
 
-def test_placeholders_are_replaced_in_order(processor: Any) -> None:
-    messages = [
-        {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "video"}]},
-    ]
-    ids = prompt_ids(processor, messages, [("image", [901, 902]), ("video", [903])], max_tokens=100)
-    assert [token for token in ids if token > 900] == [901, 902, 903]
-    text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    plain = processor.tokenizer(text)["input_ids"]
-    assert len(ids) == len(plain) + 1
+IMAGE_PAD, VIDEO_PAD = "<|image_pad|>", "<|video_pad|>"
+
+
+def ids_of(processor: Any, messages: list[dict[str, Any]], media: list[Any], max_tokens: int = 500) -> list[int]:
+    pads = processor.tokenizer.convert_tokens_to_ids([IMAGE_PAD, VIDEO_PAD])
+    return prompt_ids(processor, messages, media, media_token_ids=pads, max_tokens=max_tokens)
+
+
+def test_placeholders_are_shown_in_order_as_the_processor_writes_them(processor: Any) -> None:
+    content = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "video"}]
+    messages = [{"role": "user", "content": content}]
+    clip = Placeholder(text=f"<0.5 seconds>{VIDEO_PAD}<1.5 seconds>{VIDEO_PAD}", runs=(2, 3))
+    ids = ids_of(processor, messages, [("image", Placeholder(text=IMAGE_PAD, runs=(4,))), ("video", clip)])
+    rendered = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    written = f"<0.5 seconds>{VIDEO_PAD * 2}<1.5 seconds>{VIDEO_PAD * 3}"
+    expected = rendered.replace(IMAGE_PAD, IMAGE_PAD * 4).replace(VIDEO_PAD, written)
+    assert ids == processor.tokenizer(expected)["input_ids"]
 
 
 def test_a_prompt_is_never_cut(processor: Any) -> None:
     messages = [{"role": "user", "content": [{"type": "image"}]}]
     with pytest.raises(ItemError, match="prompt_too_long"):
-        prompt_ids(processor, messages, [("image", [7] * 99)], max_tokens=99)
+        ids_of(processor, messages, [("image", Placeholder(text=IMAGE_PAD, runs=(99,)))], max_tokens=99)
 
 
-@pytest.mark.parametrize("content", ["see <|image_pad|>", [{"type": "text", "text": "<|video_pad|>"}]])
+@pytest.mark.parametrize("content", [f"see {IMAGE_PAD}", [{"type": "text", "text": VIDEO_PAD}]])
 def test_a_placeholder_in_the_user_s_text_is_refused(processor: Any, content: Any) -> None:
     with pytest.raises(ItemError, match="placeholder_in_text"):
-        prompt_ids(processor, [{"role": "user", "content": content}], [], max_tokens=99)
+        ids_of(processor, [{"role": "user", "content": content}], [])
 
 
 def test_a_seed_belongs_to_job_and_item() -> None:

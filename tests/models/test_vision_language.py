@@ -10,13 +10,9 @@ import torch
 from pipeline.demo.scenes import all_scenes, draw_clip, draw_image
 from pipeline.features.codec import decode_record, encode_record
 from pipeline.media.resize import resize_frames
-from pipeline.models.vision_language import (
-    GenerationOptions,
-    LanguageModel,
-    PromptedItem,
-    VisionEncoder,
-    VisionLanguageFacts,
-)
+from pipeline.models.language_model import GenerationOptions, LanguageModel, PromptedItem
+from pipeline.models.vision_encoder import VisionEncoder
+from pipeline.models.vision_language import VisionLanguageFacts
 from pipeline.schema import Frames, Geometry, Probe, SamplePlan
 
 
@@ -55,10 +51,10 @@ def test_a_batch_encodes_as_one_by_one(facts: VisionLanguageFacts, encoder: Visi
     together = encoder.encode(kind, [f for f, _ in items], [g for _, g in items], {})
     for (frames, geometry), batched in zip(items, together, strict=True):
         [alone] = encoder.encode(kind, [frames], [geometry], {})
-        assert alone.placeholder_ids == batched.placeholder_ids
+        assert alone.placeholder == batched.placeholder
         for name, tensor in alone.tensors.items():
-            # FACTS: batch size moved bits only at <= 24 patches, by <= 9e-7 on features of order one.
-            torch.testing.assert_close(batched.tensors[name], tensor, rtol=0, atol=5e-6)
+            # Sums in another order move the last bits: by at most 9e-7 of the features' size where it was measured.
+            torch.testing.assert_close(batched.tensors[name], tensor, rtol=0, atol=9e-7 * float(tensor.abs().max()))
 
 
 def test_records_survive_the_store_and_hold_no_more_than_their_item(
@@ -81,7 +77,7 @@ def test_records_survive_the_store_and_hold_no_more_than_their_item(
 def test_true_times_reach_the_placeholders(facts: VisionLanguageFacts) -> None:
     frames, geometry = frames_of(facts, "video", 3)
     late = dataclasses.replace(geometry, timestamps=tuple(t + 7 for t in frames.pts_seconds))
-    text = facts.processor.tokenizer.decode(facts.placeholder_ids("video", late))
+    text = facts.placeholder("video", late).text
     # Two frames a temporal patch: the means of 7.0 and 7.5, and of 8.0 and 8.5, to one decimal.
     assert "<7.2 seconds>" in text
     assert "<8.2 seconds>" in text
@@ -109,13 +105,13 @@ def prompted(facts: VisionLanguageFacts, encoder: VisionEncoder, scene: int, see
     tokenizer = facts.processor.tokenizer
     head = tokenizer("<|im_start|>user\n<|vision_start|>")["input_ids"]
     tail = tokenizer("<|vision_end|>Which shape is it?<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
-    ids = [*head, *item.placeholder_ids, *tail]
-    return PromptedItem(input_ids=ids, media=(("image", item.record({"content": "x"})),), seed=seed)
+    pads = list(facts.media_token_ids[:1]) * item.placeholder.num_tokens
+    return PromptedItem(input_ids=[*head, *pads, *tail], media=(item.record({"content": "x"}),), seed=seed)
 
 
 def test_samples_do_not_depend_on_the_batch(facts: VisionLanguageFacts, encoder: VisionEncoder) -> None:
     model = LanguageModel(facts, dtype="float32", device="cpu")
-    options = GenerationOptions(max_new_tokens=12, temperature=1.5)
+    options = GenerationOptions(max_new_tokens=12, temperature=30.0)
     items = [prompted(facts, encoder, scene, seed=scene) for scene in range(6)]
     together = model.generate(items, options, {})
     alone = [model.generate([item], options, {})[0] for item in items]

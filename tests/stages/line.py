@@ -12,12 +12,12 @@ from pipeline.planning.windows import plan_windows
 from pipeline.runs.receipts import receipt_from_json
 from pipeline.runs.run import start_run
 from pipeline.schema import Receipt
+from pipeline.stages.checked_model import checked_model
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
 from pipeline.stages.encode import EncodeBatches
 from pipeline.stages.encode_finish import finish_encode_window
 from pipeline.stages.encode_plan import PlanEncodeWindow
-from pipeline.stages.encoder_identity import encoder_identity
 from pipeline.stages.generate import GenerateBatches
 from pipeline.stages.generate_finish import finish_generate_window
 from pipeline.stages.prompt import PlanPromptWindow
@@ -43,7 +43,10 @@ class Line:
     def __init__(self, config: Config, *, device: str = "cpu") -> None:
         self.receipts: list[Receipt] = []
         with start_run(config) as run:
-            self.context = StageContext(config=config, run_url=run.folder.url, identity=encoder_identity(config))
+            checked = checked_model(config, device)
+            self.context = StageContext(
+                config=config, run_url=run.folder.url, identity=checked.identity, verdicts=checked.verdicts
+            )
             windows = plan_windows(
                 run.manifest.num_items,
                 first_items=config.ray.first_window_items,

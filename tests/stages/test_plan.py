@@ -18,12 +18,12 @@ from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_from_json
 from pipeline.runs.run import start_run
 from pipeline.schema import Geometry, MediaItem, Probe, Receipt, Request, SamplePlan
+from pipeline.stages.checked_model import checked_model
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
 from pipeline.stages.encode import EncodeBatches
 from pipeline.stages.encode_finish import finish_encode_window, read_encoded
 from pipeline.stages.encode_plan import PlanEncodeWindow, WindowPlan, load_plan, plan_name
-from pipeline.stages.encoder_identity import encoder_identity
 from pipeline.stages.outcomes import encode_batch_receipts
 from pipeline.stages.rows import PlannedMedia, receipts_apart
 from tests.media.media_files import Recipe, make_image, make_video
@@ -36,7 +36,8 @@ FIRST = Window(index=3, start=40, stop=44)
 def started(config: Config) -> Iterator[tuple[StageContext, Window]]:
     """A run of one window, and that window."""
     with start_run(config) as run:
-        context = StageContext(config=config, run_url=run.folder.url, identity=encoder_identity(config))
+        model = checked_model(config, "cpu")
+        context = StageContext(config=config, run_url=run.folder.url, identity=model.identity, verdicts=model.verdicts)
         yield context, Window(index=0, start=0, stop=run.manifest.num_items)
 
 
