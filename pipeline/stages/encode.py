@@ -13,11 +13,10 @@ import pyarrow as pa
 import torch
 
 from pipeline.models.vision_encoder import EncodedItem, VisionEncoder
-from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Frames, ItemFailure, Receipt
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import ENCODE_OUTCOME, count_codes, write_outcome
-from pipeline.stages.rows import RECEIPT_SCHEMA, DecodedMedia, PlannedMedia
+from pipeline.stages.rows import DecodedMedia, PlannedMedia, receipt_table
 
 
 class EncodeBatches:
@@ -42,10 +41,10 @@ class EncodeBatches:
         for index in range(batches.num_rows):
             commit = self._encode(batches.slice(index, 1))
             if waiting is not None:
-                yield _receipt_table(waiting.result())
+                yield receipt_table(waiting.result())
             waiting = self.committer.submit(commit)
         if waiting is not None:
-            yield _receipt_table(waiting.result())
+            yield receipt_table(waiting.result())
 
     def _encode(self, row: pa.Table) -> Callable[[], Receipt]:
         started = time.time()
@@ -176,7 +175,3 @@ def _outcome(item: DecodedMedia, key: str | None, shard: str, times: dict[str, f
         "media_decode_ms": item.decode_ms,
         **(times if item.has_pixels else {}),
     }
-
-
-def _receipt_table(receipt: Receipt) -> pa.Table:
-    return pa.table({"receipt": [receipt_to_json(receipt)]}, RECEIPT_SCHEMA)

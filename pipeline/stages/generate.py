@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import torch
 
 from pipeline.models.language_model import GeneratedText, GenerationOptions, LanguageModel, PromptedItem
-from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import ItemFailure, Receipt
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import GENERATE_OUTCOME, count_codes, write_outcome
-from pipeline.stages.rows import RECEIPT_SCHEMA
+from pipeline.stages.rows import receipt_table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Fetched:
+    """A batch's items by index, rows of those that failed already, and how long reading took."""
+
+    ready: dict[int, PromptedItem]
+    failed: list[dict[str, Any]]
+    seconds: float
 
 
 class GenerateBatches:
@@ -34,21 +45,38 @@ class GenerateBatches:
             stop=section.stop,
         )
         self.media_token_ids = set(context.facts.media_token_ids)
+        self.reader = ThreadPoolExecutor(1, thread_name_prefix="features")
+        self.writer = ThreadPoolExecutor(1, thread_name_prefix="outcomes")
         self.model = LanguageModel(context.facts, dtype=section.dtype, device=device, attention=section.attention)
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
-        """One table of one receipt for each row, in order."""
-        for row in batches.to_pylist():
-            yield pa.table({"receipt": [receipt_to_json(self._generate(row))]}, RECEIPT_SCHEMA)
+        """One table of one receipt for each row, in order.
 
-    def _generate(self, batch: dict[str, Any]) -> Receipt:
-        started, queued = time.perf_counter(), time.time() - batch["prompted_at"]
-        ready, rows = self._fetch(batch["items"])
-        seconds = {"feature_transfer": time.perf_counter() - started}
+        While a batch is generated for, the features of the next are read and the answers of the last are put away.
+        """
+        rows = batches.to_pylist()
+        reading = self.reader.submit(self._fetch, rows[0])
+        writing: Future[Receipt] | None = None
+        for number, batch in enumerate(rows):
+            fetched = reading.result()
+            if number + 1 < len(rows):
+                reading = self.reader.submit(self._fetch, rows[number + 1])
+            put_away = self._generate(batch, fetched)
+            if writing is not None:
+                yield receipt_table(writing.result())
+            writing = self.writer.submit(put_away)
+        assert writing is not None
+        yield receipt_table(writing.result())
+
+    def _generate(self, batch: dict[str, Any], fetched: _Fetched) -> Callable[[], Receipt]:
+        queued = time.time() - batch["prompted_at"]
+        seconds = {"feature_transfer": fetched.seconds}
+        ready = fetched.ready
         answers = self._answers(ready, seconds)
         counts = _counts(ready, answers)
         times = _times(seconds, queued, len(ready), counts["generated_tokens"])
-        rows += [_row(index, item, answer, times) for (index, item), answer in zip(ready.items(), answers, strict=True)]
+        answered = [_row(index, item, text, times) for (index, item), text in zip(ready.items(), answers, strict=True)]
+        rows = [*fetched.failed, *answered]
         receipt = Receipt(
             stage="generate",
             window=batch["window"],
@@ -58,17 +86,22 @@ class GenerateBatches:
             seconds=seconds,
             quarantine=count_codes(row.get("code") for row in rows),
         )
-        write_outcome(self.context.folder, receipt, rows, GENERATE_OUTCOME)
-        return receipt
+
+        def put_away() -> Receipt:
+            write_outcome(self.context.folder, receipt, rows, GENERATE_OUTCOME)
+            return receipt
+
+        return put_away
 
     def _answers(self, ready: dict[int, PromptedItem], seconds: dict[str, float]) -> list[GeneratedText]:
         return _generate_splitting(self.model, list(ready.values()), self.options, seconds) if ready else []
 
-    def _fetch(self, items: list[dict[str, Any]]) -> tuple[dict[int, PromptedItem], list[dict[str, Any]]]:
+    def _fetch(self, batch: dict[str, Any]) -> _Fetched:
         """Items with their records, and rows of those whose placeholders and features do not match."""
+        started = time.perf_counter()
         ready: dict[int, PromptedItem] = {}
         failed: list[dict[str, Any]] = []
-        for item in items:
+        for item in batch["items"]:
             records = self.context.store.fetch([(media["shard"], media["key"]) for media in item["media"]])
             media = tuple(record for record in records if record is not None)
             if len(media) != len(records):
@@ -78,15 +111,8 @@ class GenerateBatches:
             if failure is None:
                 ready[item["item_index"]] = prompted
             else:
-                failed.append(
-                    {
-                        "item_index": item["item_index"],
-                        "stage": failure.stage,
-                        "code": failure.code,
-                        "message": failure.message,
-                    }
-                )
-        return ready, failed
+                failed.append({"item_index": item["item_index"], **dataclasses.asdict(failure)})
+        return _Fetched(ready=ready, failed=failed, seconds=time.perf_counter() - started)
 
     def _mismatch(self, item: PromptedItem) -> ItemFailure | None:
         """Found before the forward pass, a wrong length is one item's fault and not its batch's."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.planning.buckets import ShapedMedia
+from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Geometry, ItemFailure, MediaItem, Probe, Receipt, SamplePlan
 
 _PROBE = pa.struct(
@@ -182,6 +183,11 @@ def receipts_apart(blocks: pa.Table) -> tuple[pa.Table, pa.Table]:
     """(receipts as `RECEIPT_SCHEMA`, batches that are still to be done), each in order."""
     known = pc.is_valid(blocks["receipt"])
     return blocks.filter(known).select(RECEIPT_SCHEMA.names), blocks.filter(pc.invert(known))
+
+
+def receipt_table(receipt: Receipt) -> pa.Table:
+    """One receipt as `RECEIPT_SCHEMA`."""
+    return pa.table({"receipt": [receipt_to_json(receipt)]}, RECEIPT_SCHEMA)
 
 
 def receipt_row(receipt: Receipt, text: str) -> dict[str, Any]:
