@@ -6,8 +6,9 @@ Families differ in what their encoders return and in what their language models 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from pipeline.schema import Frames, Modality, Probe, SamplePlan
 _TRIED: dict[Modality, tuple[int, int, int]] = {"image": (1, 90, 130), "video": (4, 90, 130)}
 _NEW_TOKENS = 8
 _QUESTION = "What is this?"
+_Result = TypeVar("_Result")
 # Of the largest feature; both sides compute alike, and kernels may choose another order of sums for another shape.
 _TOLERANCES = {"float32": 1e-5, "float16": 5e-3, "bfloat16": 4e-2}
 
@@ -52,59 +54,101 @@ def check_properties(facts: VisionLanguageFacts) -> None:
 def usable_modalities(facts: VisionLanguageFacts, *, dtype: str, device: str) -> dict[Modality, str]:
     """Modality → "" when the halves answer as the whole model does, else why it is not offered.
 
-    Loads the whole model once. Raises `ConfigError` as `check_properties` does, and when not even images work.
+    Loads the whole model, then each half, one at a time. Raises `ConfigError` as `check_properties` does, and when not
+    even images work.
     """
     check_properties(facts)
-    mapping: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    path = resolve_model(facts.model)
-    whole = mapping[type(facts.config)].from_pretrained(path, dtype=getattr(torch, dtype)).to(device).eval()
-    encoder = VisionEncoder(facts, dtype=dtype, device=device)
-    language = LanguageModel(facts, dtype=dtype, device=device)
-    verdicts = {modality: _difference(facts, whole, encoder, language, modality) for modality in facts.modalities}
+    expected = _answers_of_the_whole(facts, dtype, device)
+    records = _records(facts, dtype, device)
+    found = _answers_of_the_halves(facts, records, dtype, device)
+    verdicts = {m: _difference(expected[m], records[m], found[m]) for m in facts.modalities}
     if verdicts["image"]:
         raise ConfigError(f"model {facts.model!r} cannot be run in two halves: for an image, {verdicts['image']}")
     return verdicts
 
 
-def _difference(
-    facts: VisionLanguageFacts, whole: Any, encoder: VisionEncoder, language: LanguageModel, modality: Modality
-) -> str:
-    pixels = _picture(*_TRIED[modality])
-    times = tuple(0.5 * k for k in range(len(pixels)))
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Refusal:
+    """What a family raised when it was handed what it cannot take: a verdict, not a failure of the run."""
+
+    reason: str
+
+
+def _attempt(work: Callable[[], _Result]) -> _Result | _Refusal:
     try:
-        record = _encoded(facts, encoder, modality, pixels, times)
-        expected_rows, expected_ids = _whole_answer(facts, whole, modality, record.slot, pixels, times)
-        ids = _halves_answer(facts, language, modality, record)
+        return work()
+    except torch.OutOfMemoryError:
+        raise  # says something of the device, nothing of the family
     except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
-        # Whatever a family raises when it is handed what it cannot take is its verdict, not a failure of the run.
-        return f"{type(error).__name__}: {error}"
+        return _Refusal(reason=f"{type(error).__name__}: {error}")
+
+
+def _answers_of_the_whole(
+    facts: VisionLanguageFacts, dtype: str, device: str
+) -> dict[Modality, tuple[torch.Tensor, list[int]] | _Refusal]:
+    mapping: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    path = resolve_model(facts.model)
+    whole = mapping[type(facts.config)].from_pretrained(path, dtype=getattr(torch, dtype)).to(device).eval()
+    return {m: _attempt(lambda m=m: _whole_answer(facts, whole, m)) for m in facts.modalities}  # type: ignore[misc]
+
+
+def _records(facts: VisionLanguageFacts, dtype: str, device: str) -> dict[Modality, FeatureRecord | _Refusal]:
+    encoder = VisionEncoder(facts, dtype=dtype, device=device)
+    return {m: _attempt(lambda m=m: _encoded(facts, encoder, m)) for m in facts.modalities}  # type: ignore[misc]
+
+
+def _answers_of_the_halves(
+    facts: VisionLanguageFacts, records: dict[Modality, FeatureRecord | _Refusal], dtype: str, device: str
+) -> dict[Modality, list[int] | _Refusal]:
+    language = LanguageModel(facts, dtype=dtype, device=device)
+    answers: dict[Modality, list[int] | _Refusal] = {}
+    for modality, record in records.items():
+        if isinstance(record, _Refusal):
+            answers[modality] = record
+        else:
+            answers[modality] = _attempt(lambda m=modality, r=record: _halves_answer(facts, language, m, r))  # type: ignore[misc]
+    return answers
+
+
+def _difference(
+    expected: tuple[torch.Tensor, list[int]] | _Refusal,
+    record: FeatureRecord | _Refusal,
+    found: list[int] | _Refusal,
+) -> str:
+    for each in (expected, record, found):
+        if isinstance(each, _Refusal):
+            return each.reason
+    assert isinstance(expected, tuple) and isinstance(record, FeatureRecord)
+    expected_rows, expected_ids = expected
     rows = tensor_of(record.tensors["pooler_output"], torch.device("cpu")).flatten(0, -2)
     tolerance = _TOLERANCES[record.tensors["pooler_output"].dtype] * float(expected_rows.abs().max())
     if rows.shape != expected_rows.shape or not torch.allclose(rows, expected_rows, rtol=0, atol=tolerance):
         return "the halves' features are not the whole model's"
-    if expected_ids != ids:
-        return f"the whole model answers with the tokens {expected_ids}, the halves with {ids}"
+    if expected_ids != found:
+        return f"the whole model answers with the tokens {expected_ids}, the halves with {found}"
     return ""
 
 
-def _picture(num_frames: int, height: int, width: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Noise, the same for every model (T, H, W, C)."""
-    return np.random.default_rng(0).integers(0, 256, (num_frames, height, width, 3), dtype=np.uint8)
+def _tried(modality: Modality) -> tuple[Any, tuple[float, ...]]:
+    """Noise, the same for every model, as `uint8 (T, H, W, C)`, and its times."""
+    num_frames, height, width = _TRIED[modality]
+    pixels = np.random.default_rng(0).integers(0, 256, (num_frames, height, width, 3), dtype=np.uint8)
+    return pixels, tuple(0.5 * k for k in range(num_frames))
 
 
 def _messages(modality: Modality) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": modality}, {"type": "text", "text": _QUESTION}]}]
 
 
-def _whole_answer(
-    facts: VisionLanguageFacts, whole: Any, modality: Modality, slot: Modality, pixels: Any, times: Sequence[float]
-) -> tuple[torch.Tensor, list[int]]:
+def _whole_answer(facts: VisionLanguageFacts, whole: Any, modality: Modality) -> tuple[torch.Tensor, list[int]]:
     """Rows of features and generated ids, straight from pixels through processor and model."""
+    pixels, times = _tried(modality)
     text = facts.processor.apply_chat_template(_messages(modality), tokenize=False, add_generation_prompt=True)
     frames = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
     inputs = run_processor(facts.processor, text, modality, frames, times, _duration(times))
     inputs.pop("text_replacement_offsets")
     inputs = inputs.to(whole.device)
+    slot = facts.learn(modality, *_TRIED[modality]).slot
     function = getattr(whole, f"get_{slot}_features")
     accepted = inspect.signature(function).parameters
     with torch.inference_mode():
@@ -118,10 +162,9 @@ def _duration(times: Sequence[float]) -> float:
     return len(times) * 0.5
 
 
-def _encoded(
-    facts: VisionLanguageFacts, encoder: VisionEncoder, modality: Modality, pixels: Any, times: tuple[float, ...]
-) -> FeatureRecord:
+def _encoded(facts: VisionLanguageFacts, encoder: VisionEncoder, modality: Modality) -> FeatureRecord:
     """The record as it would come back from the store."""
+    pixels, times = _tried(modality)
     height, width = pixels.shape[1:3]
     probe = Probe(
         modality=modality,
