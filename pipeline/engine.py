@@ -10,7 +10,7 @@ import pkgutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +25,7 @@ from pipeline.planning.windows import Window
 from pipeline.runs.receipts import receipt_from_json
 from pipeline.schema import Receipt
 from pipeline.stages.rows import receipts_apart
+from pipeline.storage import Folder
 
 # A block carries several batches, for each costs the driver 10-15 ms an operator (FACTS: 33 one-row blocks/s, 150
 # eight-row blocks/s). Four keep a 64 MB-a-row block at 256 MB; not calibrated beyond that.
@@ -60,10 +61,21 @@ class Workers:
 @contextlib.contextmanager
 def ray_session(options: RayOptions) -> Iterator[float]:
     """Yields the seconds it took to have Ray. A Ray that was there before is used and left running."""
-    started = time.perf_counter()
     if ray.is_initialized():
         yield 0.0
         return
+    seconds = start_ray(options)
+    try:
+        yield seconds
+    finally:
+        ray.shutdown()
+
+
+def start_ray(options: RayOptions) -> float:
+    """Start or join Ray, unless this process has it already; returns the seconds that took."""
+    if ray.is_initialized():
+        return 0.0
+    started = time.perf_counter()
     address = options.address or os.environ.get("RAY_ADDRESS")
     local: dict[str, Any] = {}
     if address is None:
@@ -74,10 +86,7 @@ def ray_session(options: RayOptions) -> Iterator[float]:
         }
     with _own_termination():
         ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, **local)
-    try:
-        yield time.perf_counter() - started
-    finally:
-        ray.shutdown()
+    return time.perf_counter() - started
 
 
 @contextlib.contextmanager
@@ -152,10 +161,59 @@ def _can_scale() -> bool:
     return os.environ.get("RAY_CLUSTER_AUTOSCALING", "0") == "1"
 
 
+@contextlib.contextmanager
+def quiet_ray_data() -> Iterator[None]:
+    """Hold back Ray Data's own log lines, which would interleave with ours, while the block runs."""
+    log = logging.getLogger("ray.data")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
 def windows_dataset(windows: Sequence[Window]) -> ray.data.Dataset:
-    """One block a window."""
-    rows = [pa.table({"index": [w.index], "start": [w.start], "stop": [w.stop]}) for w in windows]
-    return ray.data.from_arrow(rows)
+    """One block a window, to run a pass over.
+
+    What is set here is set for this dataset and those made of it; the program around a run keeps its own settings.
+    Blocks may overtake one another, for order is restored by index.
+    """
+    dataset = ray.data.from_arrow([_window_row(window) for window in windows])
+    dataset.context.enable_progress_bars = False
+    dataset.context.execution_options.preserve_order = False
+    return dataset
+
+
+def rows_dataset(windows: Sequence[Window], stage: Callable[[pa.Table], Iterator[pa.Table]]) -> ray.data.Dataset:
+    """For callers: what `stage` says of finished windows, in their order; read when the dataset is."""
+    dataset = ray.data.from_arrow([_window_row(window) for window in windows])
+    dataset.context.execution_options.preserve_order = True
+    return dataset.map_batches(stage, batch_size=None, batch_format="pyarrow")
+
+
+def parts_dataset(folder: Folder) -> ray.data.Dataset:
+    """For callers: the rows of a finished run's parts, in their order."""
+    paths = [folder.locate(name) for name in folder.list(suffix=".parquet")]
+    # Without partitioning: a folder above that is called day=1 would add a column.
+    dataset = ray.data.read_parquet(paths, filesystem=folder.fs, partitioning=None)
+    dataset.context.execution_options.preserve_order = True
+    return dataset
+
+
+def tables(dataset: ray.data.Dataset) -> Generator[pa.Table]:
+    """A caller's dataset block by block, in order: started again, the same rows have the same places."""
+    options = dataset.context.execution_options
+    before = options.preserve_order
+    options.preserve_order = True
+    try:
+        yield from dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0)
+    finally:
+        options.preserve_order = before
+
+
+def _window_row(window: Window) -> pa.Table:
+    return pa.table({"index": [window.index], "start": [window.start], "stop": [window.stop]})
 
 
 def map_windows(dataset: ray.data.Dataset, stage: Callable[[pa.Table], Iterator[pa.Table]]) -> ray.data.Dataset:
@@ -286,11 +344,3 @@ def _own_cause(error: BaseException | None) -> HeadraceError | None:
             return cause
         error = error.__cause__
     return None
-
-
-def quiet_ray_data() -> None:
-    """Ray Data's own bars and logs would interleave with ours; order is restored by index, so blocks may overtake."""
-    data = ray.data.DataContext.get_current()
-    data.enable_progress_bars = False
-    logging.getLogger("ray.data").setLevel(logging.ERROR)
-    data.execution_options.preserve_order = False

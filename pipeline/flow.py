@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ import pyarrow.parquet as pq
 from pipeline import engine
 from pipeline.config import Config
 from pipeline.demo.media import make_demo_media
-from pipeline.errors import QuarantineLimitError
+from pipeline.errors import ConfigError, QuarantineLimitError
 from pipeline.features.store import FeatureStore
 from pipeline.planning.windows import Window, plan_windows, segments
 from pipeline.progress import PassBar
@@ -82,44 +83,75 @@ def run(config: Config) -> dict[str, Any]:
     Returns the summary. Resumes what an earlier start of the same run left. Raises `QuarantineLimitError` after the
     summary is written, when more than `max_quarantined_fraction` of the items were quarantined.
     """
+    with _driver(config) as driver:
+        summary = driver.answer()
+    _check_quarantine(summary, config.max_quarantined_fraction)
+    return summary
+
+
+def encode(config: Config) -> tuple[StageContext, list[Window]]:
+    """The encode pass of a run alone: freeze the listing, put every item's features in the store.
+
+    Returns what tells where they are: `read_encoded` of each window. `run` of the same configuration goes on from here.
+    Raises `ConfigError` when the store is scratch, for nothing would be left.
+    """
+    if config.store.retention != "keep":
+        raise ConfigError(
+            f"store.retention is {config.store.retention!r}: features that are encoded by themselves have to be kept; "
+            "set store.retention: keep"
+        )
+    with _driver(config) as driver:
+        return driver.encode(), driver.windows
+
+
+@contextmanager
+def _driver(config: Config) -> Iterator[_Driver]:
+    """The run of `config`, held while the block runs, and Ray."""
     started = time.perf_counter()
     if config.demo_media is not None:
         make_demo_media(config.input, **config.demo_media.model_dump())
     config = config.anchored()
-    with start_run(config) as current, engine.ray_session(config.ray) as ray_seconds:
-        engine.quiet_ray_data()
-        summary = _Driver(config, current).drive(started, ray_seconds)
-    _check_quarantine(summary, config.max_quarantined_fraction)
-    return summary
+    with start_run(config) as current, engine.ray_session(config.ray) as ray_seconds, engine.quiet_ray_data():
+        yield _Driver(config, current, started, ray_seconds)
 
 
 class _Driver:
     """Consumes receipts; nothing else of a run passes through the driver."""
 
-    def __init__(self, config: Config, current: Run) -> None:
+    def __init__(self, config: Config, current: Run, started: float, ray_seconds: float) -> None:
         self.config = config
         self.run = current
+        self.started = started
         self.ledger = Ledger(current.folder)
         self.book = ReceiptBook()
         self.items: dict[str, dict[str, int]] = {"counts": {}, "quarantine": {}}
-        self.seconds = {"encode_pass": 0.0, "generate_pass": 0.0}
-
-    def drive(self, started: float, ray_seconds: float) -> dict[str, Any]:
-        context = self._context()
-        self._seal_leftovers()
-        generated = self.ledger.finished("generate")
-        self._forget_lost_windows(context, generated)
-        finished = {each.name: self._restore(each.name) for each in (ENCODE, GENERATE)}
-        ray = self.config.ray
-        windows = plan_windows(
-            self.run.manifest.num_items, first_items=ray.first_window_items, full_items=ray.window_items
+        self.seconds = {"encode_pass": 0.0, "generate_pass": 0.0, "ray_startup": ray_seconds}
+        self.windows = plan_windows(
+            current.manifest.num_items,
+            first_items=config.ray.first_window_items,
+            full_items=config.ray.window_items,
         )
-        for segment in segments(windows, ray.segment_windows):
-            todo = [window for window in segment if window.index not in finished["generate"]]
-            self._pass(ENCODE, context, [window for window in todo if window.index not in finished["encode"]])
+
+    def answer(self) -> dict[str, Any]:
+        """Both passes, segment by segment; returns the summary."""
+        context = self._context()
+        answered = self._restore("generate")
+        encoded = self._still_encoded(context, needless=answered)
+        for segment in segments(self.windows, self.config.ray.segment_windows):
+            todo = [window for window in segment if window.index not in answered]
+            self._pass(ENCODE, context, [window for window in todo if window.index not in encoded])
             self._pass(GENERATE, context, todo)
             self._release(segment)
-        return self._finish(started, ray_seconds)
+        return self._finish()
+
+    def encode(self) -> StageContext:
+        """The encode pass, and every shard sealed."""
+        context = self._context()
+        encoded = self._still_encoded(context, needless={})
+        self._pass(ENCODE, context, [window for window in self.windows if window.index not in encoded])
+        self._seal_leftovers(wait=True)
+        self.run.folder.remove("_work/encode")
+        return context
 
     def _context(self) -> StageContext:
         """What the stages need to know; the model is checked where it will run."""
@@ -131,9 +163,15 @@ class _Driver:
             config=self.config, run_url=self.run.folder.url, identity=checked.identity, verdicts=checked.verdicts
         )
 
-    def _forget_lost_windows(self, context: StageContext, generated: Mapping[int, Any]) -> None:
-        """Windows that were encoded, whose answers are still to come, and whose shards have left the store since."""
-        waiting = {w: e for w, e in self.ledger.finished("encode").items() if w not in generated}
+    def _still_encoded(self, context: StageContext, *, needless: Mapping[int, Any]) -> dict[int, dict[str, Any]]:
+        """What earlier starts encoded: of the windows that are not `needless`, those whose shards are still there."""
+        self._seal_leftovers()
+        self._forget_lost_windows(context, needless)
+        return self._restore("encode")
+
+    def _forget_lost_windows(self, context: StageContext, needless: Mapping[int, Any]) -> None:
+        """Windows that were encoded, whose features are needed, and whose shards have left the store since."""
+        waiting = {w: e for w, e in self.ledger.finished("encode").items() if w not in needless}
         shards = {shard for entry in waiting.values() for shard in entry["items"]["shards"]}
         found = engine.run_on_every_node(_held_shards, self.config, sorted(shards)) if shards else []
         lost = shards.difference(*found)
@@ -203,18 +241,17 @@ class _Driver:
         shards = {shard for window in segment for shard in entries[window.index]["items"]["shards_written"]}
         engine.run_on_every_node(_delete_shards, self.config, sorted(shards))
 
-    def _finish(self, started: float, ray_seconds: float) -> dict[str, Any]:
+    def _finish(self) -> dict[str, Any]:
         folder = self.run.folder
         self._seal_leftovers(wait=self.config.store.retention == "keep")
         folder.remove("_work")
-        seconds = {**self.book.seconds, **self.seconds}
         summary = build_summary(
             run_id=self.run.run_id,
             config_digest=self.run.config_digest,
             status="done",
             items_in=self.run.manifest.num_items,
             counts={**self.book.counts, **self.items["counts"]},
-            seconds={**seconds, "ray_startup": ray_seconds, "total": time.perf_counter() - started},
+            seconds={**self.book.seconds, **self.seconds, "total": time.perf_counter() - self.started},
             quarantine=self.items["quarantine"],
             environment={**describe_environment(engine.accelerators()), "threads_per_worker": 1},
         )

@@ -1,6 +1,7 @@
 """The dependency rules of the design, held by reading every import of `pipeline/` and `jobs/`."""
 
 import ast
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for top in ("pipeline", "jobs")
 # Library → where it may be imported. Everything else is to stay testable, and quick to start, without it.
 _NETWORKS = ("pipeline/models/", "pipeline/language/", "pipeline/pooling/")
 HOMES: dict[str, tuple[str, ...]] = {
-    "ray": ("pipeline/engine.py", "pipeline/flow.py", "jobs/"),
+    "ray": ("pipeline/engine.py", "pipeline/flow.py", "pipeline/api.py", "jobs/"),  # api: it takes and returns datasets
     "lmdb": ("pipeline/features/shard.py",),
     "av": ("pipeline/media/", "pipeline/demo/"),
     "PIL": ("pipeline/media/", "pipeline/demo/"),
@@ -36,7 +37,9 @@ PURE = (
 )
 
 # Imports go to the same layer or a lower one. What is not named here is the lowest: media, features, models, …
-LAYERS = ("", "pipeline.stages", "pipeline.engine", "pipeline.flow", "jobs")
+LAYERS = ("", "pipeline.stages", "pipeline.engine", "pipeline.flow", "pipeline.api", "jobs")
+# The package names what its API has, and imports that when it is used: `import pipeline` itself imports nothing.
+FRONT_DOOR = "pipeline/__init__.py"
 
 
 def imports(source: str) -> Iterator[tuple[int, str]]:
@@ -68,7 +71,7 @@ def _broken_rule(file: str, name: str) -> str | None:
         return "a pure module imports the standard library, numpy and pure modules only"
     if library in ("scripts", "tests"):
         return f"{library}/ is not installed"
-    own, used = _layer(_module(file)), _layer(name)
+    own, used = _layer("pipeline.api" if file == FRONT_DOOR else _module(file)), _layer(name)
     return f"{LAYERS[used]} lies above {LAYERS[own] or 'the stages'}" if used > own else None
 
 
@@ -93,9 +96,20 @@ def test_imports_keep_the_layers(file: str) -> None:
     assert not found, "\n".join(found)
 
 
-@pytest.mark.parametrize("file", [*PURE, "pipeline/engine.py", "pipeline/flow.py", "pipeline/features/shard.py"])
+@pytest.mark.parametrize(
+    "file",
+    [*PURE, "pipeline/engine.py", "pipeline/flow.py", "pipeline/features/shard.py", "pipeline/api.py", FRONT_DOOR],
+)
 def test_the_files_that_rules_name_exist(file: str) -> None:
     assert file in FILES
+
+
+def test_importing_the_package_imports_nothing_else() -> None:
+    look = "import sys; before = set(sys.modules); import pipeline; print(*set(sys.modules) - before)"
+    found = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {name for name in found.stdout.split() if name.partition(".")[0] not in sys.stdlib_module_names} == {
+        "pipeline"
+    }
 
 
 def test_jobs_run_the_flow() -> None:
@@ -121,6 +135,8 @@ def test_jobs_run_the_flow() -> None:
         ("pipeline/runs/run.py", "from pipeline import flow"),
         ("pipeline/stages/encode.py", "from pipeline.engine import Workers"),
         ("pipeline/engine.py", "import pipeline.flow"),
+        ("pipeline/flow.py", "from pipeline.api import caption"),
+        ("pipeline/stages/context.py", "from pipeline import api"),
         ("pipeline/flow.py", "from jobs.running import run_config"),
         ("pipeline/media/probe.py", "from pipeline.stages.rows import BATCH_SCHEMA"),
         ("pipeline/demo/media.py", "from scripts.demo_models import captioner"),
@@ -139,6 +155,8 @@ def test_a_broken_rule_is_found_and_named(file: str, line: str) -> None:
         ("pipeline/flow.py", "from pipeline import engine"),
         ("pipeline/media/streams.py", "import available_elsewhere"),
         ("jobs/cli.py", "from pipeline.flow import run"),
+        ("pipeline/__init__.py", "from pipeline.api import caption"),
+        ("pipeline/api.py", "import ray"),
     ],
 )
 def test_what_points_down_is_let_through(file: str, line: str) -> None:

@@ -1,0 +1,58 @@
+"""A caller's own rows as a manifest: checked as those of a file are, and put into one Parquet file."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import posixpath
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+# What makes a row of a file a request makes a row of a table one.
+from pipeline.runs.manifest import _COLUMNS, FROZEN_SCHEMA, _canonical, _check_columns, _frozen_row, _Place, _request
+from pipeline.storage import Folder
+
+_FOLDER = "_manifests"  # no run has such a name
+_ROWS = 256  # at a time: rows with inline bytes are megabytes each
+
+
+def write_manifest(tables: Iterable[pa.Table], output: Folder) -> str:
+    """Write the rows of `tables`, streamed, to `_manifests/<digest>.parquet` under `output`; returns its URL.
+
+    Columns are those of a manifest; relative URIs start at the working directory. Equal rows in the same order have
+    the same name, so that a run finds its manifest again. Raises `ManifestError` naming row and column.
+    """
+    digest = hashlib.sha256()
+    with tempfile.NamedTemporaryFile(prefix="headrace-manifest-") as file:
+        with pq.ParquetWriter(file, FROZEN_SCHEMA, compression="zstd") as writer:
+            for rows in _checked(tables):
+                for row in rows:
+                    digest.update(_canonical(row))
+                writer.write_table(pa.Table.from_pylist(rows, FROZEN_SCHEMA))
+        name = f"{_FOLDER}/{digest.hexdigest()[:16]}.parquet"
+        if not output.exists(name):
+            file.seek(0)
+            with output.writing(name) as target:
+                shutil.copyfileobj(file, target)
+    return posixpath.join(output.url, name)
+
+
+def _checked(tables: Iterable[pa.Table]) -> Iterator[list[dict[str, Any]]]:
+    """Rows of `FROZEN_SCHEMA`, some at a time."""
+    start = 0
+    for table in tables:
+        _check_columns(tuple(table.column_names), _place(start))
+        known = table.select([name for name in table.column_names if name in _COLUMNS])
+        for batch in known.to_batches(max_chunksize=_ROWS):
+            requests = (_request(row, i, _place(i)) for i, row in enumerate(batch.to_pylist(), start))
+            yield [_frozen_row(request) for request in requests]
+            start += batch.num_rows
+
+
+def _place(item_index: int) -> _Place:
+    return _Place(file="the table", row=item_index + 1, base=os.getcwd())
