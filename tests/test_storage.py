@@ -10,6 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
+from pipeline.errors import ConfigError
 from pipeline.storage import Folder
 
 
@@ -93,6 +94,35 @@ def test_removes_files_and_folders(folder: Folder) -> None:
     folder.remove("gone")
     folder.remove("tree")
     assert everything(folder) == ["keep"]
+
+
+def test_a_file_is_created_once(folder: Folder) -> None:
+    folder.create_bytes("a/x", b"1")
+    with pytest.raises(FileExistsError):
+        folder.create_bytes("a/x", b"2")
+    assert folder.read_bytes("a/x") == b"1"
+
+
+def test_without_versions_a_swap_replaces_what_is_there(folder: Folder) -> None:
+    assert folder.version("x") is None
+    folder.write_bytes("x", b"1")
+    assert folder.version("x") == ""
+    assert folder.swap_bytes("x", b"2", "")
+    assert folder.read_bytes("x") == b"2"
+
+
+def test_local_files_go_up_and_come_down(folder: Folder, tmp_path: Path) -> None:
+    (tmp_path / "up").write_bytes(b"x" * 100_000)
+    folder.upload(str(tmp_path / "up"), "deep/x")
+    folder.download("deep/x", str(tmp_path / "down"))
+    assert (tmp_path / "down").read_bytes() == (tmp_path / "up").read_bytes()
+    with pytest.raises(FileNotFoundError):
+        folder.download("never", str(tmp_path / "none"))
+
+
+def test_an_unknown_scheme_is_refused() -> None:
+    with pytest.raises(ConfigError, match="nonsense:// cannot be used"):
+        Folder("nonsense://x/y")
 
 
 def test_a_subfolder_and_a_pickled_copy_are_the_same_place(folder: Folder) -> None:

@@ -9,13 +9,12 @@ from fractions import Fraction
 from typing import Any, Literal
 
 import av
-import fsspec
 import numpy as np
-from fsspec.implementations.local import LocalFileSystem
 from PIL import Image
 
 from pipeline.demo import scenes
 from pipeline.demo.scenes import Kind, Pixels, Scene
+from pipeline.storage import Folder
 
 ImageFormat = Literal["jpeg", "png", "webp"]
 VideoCodec = Literal["h264", "hevc", "vp9"]
@@ -121,22 +120,20 @@ def make_demo_media(manifest_url: str, *, images: int, videos: int, seed: int) -
     written when the manifest exists, and the manifest appears whole or not at all, so a first start that was killed
     half-way is simply made again.
     """
-    fs, manifest_path = fsspec.core.url_to_fs(manifest_url)
-    if fs.exists(manifest_path):
+    parent, _, manifest_name = manifest_url.rpartition("/")
+    folder = Folder(parent or ".")
+    if folder.exists(manifest_name):
         return
-    folder = manifest_path.rpartition("/")[0]
-    prefix = f"{folder}/" if folder else ""
-    fs.makedirs(f"{prefix}media", exist_ok=True)
     manifest, truth = [], []
     for kind, number, scene in _selection(images, videos, seed):
         item_id = f"{kind}-{number:04d}"
         suffix, data = _file(scene, number, random.Random(f"{seed}/{item_id}"))
         uri = f"media/{item_id}{suffix}"
-        fs.pipe_file(f"{prefix}{uri}", data)
+        folder.write_bytes(uri, data)
         manifest.append({"id": item_id, "media": [{"uri": uri, "modality": kind}]})
         truth.append({"id": item_id} | {q: scenes.answer(scene, q) for q in scenes.QUESTIONS[kind]})
-    fs.pipe_file(f"{prefix}truth.jsonl", _json_lines(truth))
-    _write_whole(fs, manifest_path, _json_lines(manifest))
+    folder.write_bytes("truth.jsonl", _json_lines(truth))
+    folder.write_bytes(manifest_name, _json_lines(manifest))
 
 
 def _selection(images: int, videos: int, seed: int) -> list[tuple[Kind, int, Scene]]:
@@ -163,12 +160,3 @@ def _file(scene: Scene, number: int, rng: random.Random) -> tuple[str, bytes]:
 
 def _json_lines(rows: Iterable[dict[str, Any]]) -> bytes:
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
-
-
-def _write_whole(fs: Any, path: str, data: bytes) -> None:
-    """Local files by rename; object stores and `memory://` make a put visible only when it is complete."""
-    if isinstance(fs, LocalFileSystem):
-        fs.pipe_file(f"{path}.partial", data)
-        fs.mv(f"{path}.partial", path)
-    else:
-        fs.pipe_file(path, data)

@@ -78,7 +78,6 @@ def remove_entries(folder: Folder, shard_id: str) -> None:
 def read_sealed(folder: Folder, shard_id: str) -> SealedShard | None:
     """What the catalogue says of one shard; None when it does not list it."""
     try:
-        # Not `open`: object-store clients answer it from listings they remember.
         return _sealed(pq.read_schema(pa.BufferReader(folder.read_bytes(_entries_name(shard_id)))))
     except FileNotFoundError:
         return None

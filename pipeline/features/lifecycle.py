@@ -23,7 +23,6 @@ from pipeline.features.shard import WRITER_LOCK, ShardReader, compact_shard, loc
 from pipeline.storage import Folder
 
 _log = logging.getLogger(__name__)
-_COPY_BYTES = 2**24
 _KEEP_FREE = 0.05  # of the disk; not measured
 
 
@@ -78,7 +77,7 @@ def fetch_shard(source: Folder, shard: SealedShard, target: str) -> None:
         temporary = f"{target}.tmp"
         _make_room(os.path.dirname(target), shard.num_bytes)
         try:
-            source.fs.get_file(source.locate(sealed_name(shard.shard_id)), temporary)
+            source.download(sealed_name(shard.shard_id), temporary)
             checksum = _sha256(temporary)
             if checksum != shard.checksum:
                 raise ValueError(f"shard {shard.shard_id} is damaged: SHA-256 {checksum}, sealed as {shard.checksum}")
@@ -180,18 +179,17 @@ def _entry(key: str, data: memoryview | None) -> Entry:
 
 def _publish_file(path: str, destination: Folder, name: str) -> None:
     """Show the local file `path` as `name`, whole; on the same file system by renaming it."""
-    target = destination.locate(name)
     if not destination.is_local:
-        destination.fs.put_file(path, target)
+        destination.upload(path, name)
         return
+    target = destination.locate(name)
     os.makedirs(os.path.dirname(target), exist_ok=True)
     try:
         os.replace(path, target)
     except OSError as error:
         if error.errno != errno.EXDEV:
             raise
-        with open(path, "rb") as source, destination.writing(name) as file:
-            shutil.copyfileobj(source, file, _COPY_BYTES)
+        destination.upload(path, name)
 
 
 def _sha256(path: str) -> str:

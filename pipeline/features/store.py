@@ -99,7 +99,8 @@ class FeatureStore:
     ) -> list[FeatureRecord | None]:
         """The records at `locations` (shard id, key), in their order; None where there is none or its terms differ.
 
-        Tensors are views into the shard's file and keep it mapped. Raises `OSError` when a remote store fails.
+        Tensors are views into the shard's file and keep it mapped. Raises `TransientError` when a remote store
+        keeps failing.
         """
         records: list[FeatureRecord | None] = [None] * len(locations)
         for i in sorted(range(len(locations)), key=lambda i: locations[i][0]):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import logging
 import os
 import socket
 import threading
@@ -15,9 +16,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from pipeline.errors import RunLockedError
+from pipeline.errors import HeadraceError, RunLockedError
 from pipeline.storage import Folder
 
+_log = logging.getLogger(__name__)
 _LOCAL_NAME = "_run/lock"
 _REMOTE_NAME = "_run/lock.json"
 
@@ -29,7 +31,8 @@ def run_lock(
 
     Local folders use `flock`, which the kernel frees when the holder dies. Object stores have no such thing: the lock
     is an object created exclusively and rewritten every `heartbeat_seconds`; one not rewritten for `stale_seconds`
-    is taken over. That is best effort (clocks may differ, two may take over at once), so ask `check()` now and then.
+    is taken over. On S3 creating, rewriting and taking over are conditional on what was there, so that one of two
+    wins; elsewhere two may take over at once. Clocks may differ, so ask `check()` now and then.
     """
     return _local_lock(folder) if folder.is_local else _remote_lock(folder, heartbeat_seconds, stale_seconds)
 
@@ -80,25 +83,25 @@ def _remote_lock(folder: Folder, heartbeat_seconds: float, stale_seconds: float)
     finally:
         ending.set()
         thread.join()
-        if _current(folder).get("token") == holder["token"]:
-            folder.remove(_REMOTE_NAME)
+        _release(folder, holder)
 
 
 def _take(folder: Folder, holder: Mapping[str, Any], stale_seconds: float) -> None:
-    # Looked at first, because only some stores say "exists" in a way that fsspec passes on (s3fs: AWS alone).
+    version = folder.version(_REMOTE_NAME)  # before the look: what changes in between is then not replaced
     current = _current(folder)
-    if current:
-        if time.time() - current["beat"] < stale_seconds:
-            raise _locked(folder, current)
-        folder.remove(_REMOTE_NAME)
-    try:
-        _create(folder, holder)
-    except FileExistsError as error:
-        raise _locked(folder, _current(folder)) from error
-
-
-def _create(folder: Folder, holder: Mapping[str, Any]) -> None:
-    folder.fs.pipe_file(folder.locate(_REMOTE_NAME), _beaten(holder), mode="create")
+    if current and time.time() - current["beat"] < stale_seconds:
+        raise _locked(folder, current)
+    if current and version is not None:
+        folder.swap_bytes(_REMOTE_NAME, _beaten(holder), version)
+    else:
+        try:
+            folder.create_bytes(_REMOTE_NAME, _beaten(holder))
+        except FileExistsError:
+            _log.info("%s: another was first, or the answer to a first try was lost", folder.url)
+    # Not the answer but the object says who holds it: answers get lost, and some stores ignore conditions.
+    current = _current(folder)
+    if current.get("token") != holder["token"]:
+        raise _locked(folder, current)
 
 
 def _beat(
@@ -107,18 +110,33 @@ def _beat(
     try:
         while not ending.wait(heartbeat_seconds):
             try:
-                if _current(folder).get("token") != holder["token"]:
+                if not _renew(folder, holder):
                     return
-                folder.write_bytes(_REMOTE_NAME, _beaten(holder))
-            except OSError:
-                continue  # a store that is away for a moment; staleness decides how long a moment is
+            except (OSError, HeadraceError) as error:
+                # A store that is away for a moment; staleness decides how long a moment is.
+                _log.warning("the lock could not be renewed: %s", error)
     finally:
         if not ending.is_set():
             lock.lost.set()
 
 
+def _renew(folder: Folder, holder: Mapping[str, Any]) -> bool:
+    """Write the lock anew; False when it is another's."""
+    version = folder.version(_REMOTE_NAME)
+    if version is None or _current(folder).get("token") != holder["token"]:
+        return False
+    return folder.swap_bytes(_REMOTE_NAME, _beaten(holder), version) or _current(folder).get("token") == holder["token"]
+
+
+def _release(folder: Folder, holder: Mapping[str, Any]) -> None:
+    try:
+        if _current(folder).get("token") == holder["token"]:
+            folder.remove(_REMOTE_NAME)
+    except (OSError, HeadraceError) as error:
+        _log.warning("the lock stays until it is stale: %s", error)
+
+
 def _current(folder: Folder) -> dict[str, Any]:
-    folder.fs.invalidate_cache()
     try:
         return _parsed(folder.read_bytes(_REMOTE_NAME))
     except FileNotFoundError:

@@ -21,7 +21,7 @@ import re
 import shutil
 import struct
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -32,11 +32,11 @@ from typing import IO, Any, get_args
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-from fsspec.core import url_to_fs
 
 from pipeline.errors import ConfigError, ManifestError
+from pipeline.retry import Result
 from pipeline.schema import MediaItem, Modality, Request
-from pipeline.storage import Folder
+from pipeline.storage import Folder, file_system, open_reading, reach
 
 MANIFEST_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv")
 IMAGE_SUFFIXES = "jpg jpeg jpe jfif png gif webp bmp dib tif tiff avif heic heif jp2 ppm pgm pbm pnm tga ico"
@@ -104,6 +104,13 @@ def read_manifest(input: str, *, limit: int | None) -> Iterator[Request]:
     Raises `ConfigError` at the call when `input` cannot be read from, `ManifestError` naming file, row and column.
     """
     return (request for _, request in _numbered_requests(input, limit))
+
+
+def check_input(input: str) -> None:
+    """Raise `ConfigError` when `input` is not there or storage refuses it, and read no row of it."""
+    source = _locate(input)
+    if source.format is None and _kind(source) is None and not _is_glob(source.path):
+        raise ManifestError(f"{input}: no such file or folder, or nothing in it")
 
 
 def freeze_manifest(input: str, folder: Folder, *, limit: int | None, rows_per_file: int = 4096) -> FrozenManifest:
@@ -223,11 +230,8 @@ def _locate(input: str) -> _Source:
             f"input {input!r}: {scheme}:// is not read from; copy the listing to a local path or to "
             + ", ".join(f"{known}://" for known in INPUT_SCHEMES)
         )
-    try:
-        fs, path = url_to_fs(input)
-    except ImportError as error:
-        raise ConfigError(f"input {input!r}: {error}") from error
-    fs.invalidate_cache()  # s3fs would list a folder as this process saw it before
+    fs = file_system(scheme)
+    path = fs._strip_protocol(input)
     prefix = "" if scheme == "file" else f"{scheme}://"
     format = next((suffix for suffix in MANIFEST_SUFFIXES if path.lower().endswith(suffix)), None)
     source = _Source(input=input, fs=fs, path=path, prefix=prefix, format=format)
@@ -237,11 +241,23 @@ def _locate(input: str) -> _Source:
 
 
 def _check_manifest_file(source: _Source) -> None:
-    if source.fs.isfile(source.path):
+    kind = _kind(source)
+    if kind == "file":
         return
-    if source.fs.isdir(source.path):
+    if kind == "directory":
         raise ManifestError(f"{source.input}: is a folder; a manifest is one file, name one of those inside it")
     raise ManifestError(f"{source.input}: no such manifest file")
+
+
+def _kind(source: _Source) -> str | None:
+    """What is there: "file", "directory" or nothing (None)."""
+    if not source.prefix:
+        return "file" if os.path.isfile(source.path) else "directory" if os.path.isdir(source.path) else None
+    try:
+        # Not `isfile`: it takes every failure for a no.
+        return str(source.reach(lambda: source.fs.info(source.path))["type"])
+    except FileNotFoundError:
+        return None
 
 
 def _list_media(source: _Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -261,17 +277,23 @@ def _list_media(source: _Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _find(source: _Source) -> tuple[str, list[str]]:
     """The folder that ids are relative to, and every file below it or matched by the glob."""
     fs, path = source.fs, source.path
-    if not re.search(r"[*?\[]", path) or fs.exists(path):
-        if fs.isfile(path):
+    kind = _kind(source)
+    if kind is not None or not _is_glob(path):
+        if kind == "file":
             return posixpath.dirname(path), [path]
         if source.prefix:
-            return path, list(fs.find(path))
-        return path, list(_walk(path, frozenset())) if fs.isdir(path) else []
-    entries = fs.glob(path, detail=True)
-    files = [name for name, info in entries.items() if info["type"] != "directory"]
+            found = source.reach(lambda: fs.find(path))
+            return path, [name for name in found if not name.endswith("/")]  # consoles make such objects for folders
+        return path, list(_walk(path, frozenset())) if kind == "directory" else []
+    entries = source.reach(lambda: fs.glob(path, detail=True))
+    files = [name for name, info in entries.items() if info["type"] != "directory" and not name.endswith("/")]
     if not source.prefix:
         files = [name for name in files if not os.path.isdir(name)]
     return posixpath.dirname(re.split(r"[*?\[]", path, maxsplit=1)[0]), files
+
+
+def _is_glob(path: str) -> bool:
+    return re.search(r"[*?\[]", path) is not None
 
 
 def _walk(directory: str, above: frozenset[str]) -> Iterator[str]:
@@ -290,7 +312,7 @@ def _walk(directory: str, above: frozenset[str]) -> Iterator[str]:
 
 def _parquet_rows(source: _Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
     try:
-        with source.fs.open(source.path, "rb") as raw, pq.ParquetFile(raw) as file:
+        with source.open() as raw, pq.ParquetFile(raw) as file:
             names = file.schema_arrow.names
             _check_columns(tuple(names), _Place(file=source.input, row=1, base=source.base))
             columns = [name for name in names if name in _COLUMNS]
@@ -303,7 +325,7 @@ def _parquet_rows(source: _Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
 
 def _json_rows(source: _Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """A row's number is its line, so that an editor finds it; blank lines are passed over."""
-    with source.fs.open(source.path, "rb") as file:
+    with source.open() as file:
         for row, line in enumerate(file, start=1):
             if not line.strip():
                 continue
@@ -321,7 +343,7 @@ def _json_rows(source: _Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
 def _csv_rows(source: _Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
     """Row 1 is the one after the header. An empty field is null; lists are JSON."""
     row = 0
-    with source.fs.open(source.path, "rb") as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
+    with source.open() as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
         reader = csv.reader(text, strict=True)
         try:
             header = next(reader, [])
@@ -714,6 +736,14 @@ class _Source:
     def url(self, path: str) -> str:
         """`path` as a uri that any process can open."""
         return f"{self.prefix}{path.lstrip('/')}" if self.prefix else path
+
+    def reach(self, call: Callable[[], Result]) -> Result:
+        """`call()` on the storage of this place, as `storage.reach` does it."""
+        return reach(call, self.input, lambda: self.fs.cat_file(self.path, start=0, end=1))
+
+    def open(self) -> IO[bytes]:
+        """The manifest file."""
+        return open_reading(self.fs, self.path, self.input)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.runs.lock import RunLock, run_lock
-from pipeline.runs.manifest import FrozenManifest, freeze_manifest, publish_manifest, stage_manifest
+from pipeline.runs.manifest import (
+    FROZEN_INDEX,
+    FrozenManifest,
+    check_input,
+    freeze_manifest,
+    publish_manifest,
+    stage_manifest,
+)
 from pipeline.storage import Folder
 
 _CONFIG_NAME = "_run/config.json"
@@ -40,6 +47,8 @@ def start_run(config: Config) -> Iterator[Run]:
     the folder belongs to another configuration or listing, and what `run_lock` and `freeze_manifest` raise.
     """
     if config.run_id is not None:
+        if not output_folder(config).sub(config.run_id).exists(FROZEN_INDEX):
+            check_input(config.input)  # before anything is written
         with _held(config, config.run_id) as (folder, lock):
             yield _started(
                 config, config.run_id, folder, lock, freeze_manifest(config.input, folder, limit=config.limit)
