@@ -28,8 +28,10 @@ from pipeline.stages.rows import receipts_apart
 from pipeline.storage import Folder
 
 # A block carries several batches, for each costs the driver 10-15 ms an operator (FACTS: 33 one-row blocks/s, 150
-# eight-row blocks/s). Four keep a 64 MB-a-row block at 256 MB; not calibrated beyond that.
-_BATCHES_PER_BLOCK = 4
+# eight-row blocks/s). Four keep a 64 MB-a-row block at 256 MB. Prompts weigh little, and between blocks an actor waits:
+# four batches a block cost the generate pass 1.18 times a bare loop. Not calibrated beyond that.
+FRAME_BATCHES_PER_BLOCK = 4
+PROMPT_BATCHES_PER_BLOCK = 8
 _DECODE_MEMORY_BYTES = 650 * 2**20  # 520 MB measured on the demo: torch, libav and one 64 MB batch to come
 _POLL_SECONDS = 1.0
 
@@ -216,10 +218,12 @@ def _window_row(window: Window) -> pa.Table:
     return pa.table({"index": [window.index], "start": [window.start], "stop": [window.stop]})
 
 
-def map_windows(dataset: ray.data.Dataset, stage: Callable[[pa.Table], Iterator[pa.Table]]) -> ray.data.Dataset:
+def map_windows(
+    dataset: ray.data.Dataset, stage: Callable[[pa.Table], Iterator[pa.Table]], *, batches_per_block: int
+) -> ray.data.Dataset:
     """Plan each window in a task of its own, and cut what it plans into blocks of a few batches."""
     planned = dataset.map_batches(stage, batch_size=None, batch_format="pyarrow", num_cpus=1)
-    return planned.repartition(target_num_rows_per_block=_BATCHES_PER_BLOCK)
+    return planned.repartition(target_num_rows_per_block=batches_per_block)
 
 
 def map_blocks(

@@ -48,7 +48,7 @@ def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Re
         config.encode.device, config.ray.encode_workers, config.ray, decode_workers=config.ray.decode_workers
     )
     rows = engine.windows_dataset(windows)
-    planned = engine.map_windows(rows, PlanEncodeWindow(context))
+    planned = engine.map_windows(rows, PlanEncodeWindow(context), batches_per_block=engine.FRAME_BATCHES_PER_BLOCK)
     decoded = engine.map_blocks(planned, DecodeBatches(context), workers)
     encoded = engine.map_actors(decoded, "pipeline.stages.encode:EncodeBatches", {"context": context}, workers)
     return engine.receipts(encoded)
@@ -59,7 +59,7 @@ def generate_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[
     config = context.config
     workers = engine.preflight(config.generate.device, config.ray.generate_workers, config.ray)
     rows = engine.windows_dataset(windows)
-    prompted = engine.map_windows(rows, PlanPromptWindow(context))
+    prompted = engine.map_windows(rows, PlanPromptWindow(context), batches_per_block=engine.PROMPT_BATCHES_PER_BLOCK)
     generated = engine.map_actors(prompted, "pipeline.stages.generate:GenerateBatches", {"context": context}, workers)
     return engine.receipts(generated)
 
