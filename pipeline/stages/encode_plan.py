@@ -26,7 +26,7 @@ from pipeline.runs.receipts import receipt_from_json, receipt_to_json
 from pipeline.schema import MediaItem, Modality, Probe, Receipt, Request, ResourceVector, SamplePlan
 from pipeline.stages.context import StageContext
 from pipeline.stages.identity import check_content, sha256_content
-from pipeline.stages.outcomes import count_codes, encode_batch_receipts
+from pipeline.stages.outcomes import count_codes, encode_batch_receipts, failure_row
 from pipeline.stages.rows import BATCH_SCHEMA, PlannedMedia, batch_table, receipt_row
 
 
@@ -184,20 +184,9 @@ class _WindowPlanner:
         try:
             admit_request(len(request.media), self.limits)
         except ItemError as error:
-            self._fail(request.item_index, None, error)
+            self.failures.append(failure_row(request.item_index, None, error))
             return []
         return [_Candidate(request, index, media) for index, media in enumerate(request.media)]
-
-    def _fail(self, item_index: int, media_index: int | None, error: ItemError) -> None:
-        self.failures.append(
-            {
-                "item_index": item_index,
-                "media_index": media_index,
-                "stage": error.stage,
-                "code": error.code,
-                "message": error.message,
-            }
-        )
 
     def _probe(self, candidates: list[_Candidate]) -> None:
         store = self.context.store
@@ -251,7 +240,7 @@ class _WindowPlanner:
                 planned.append(self._admit(candidate, len(planned)))
             except ItemError as error:
                 out.add(candidate.request.item_index)
-                self._fail(candidate.request.item_index, candidate.media_index, error)
+                self.failures.append(failure_row(candidate.request.item_index, candidate.media_index, error))
         # An item with one bad media item is out: nothing else of it is worth decoding.
         kept = [media for media in planned if media.item_index not in out]
         return [dataclasses.replace(media, position=position) for position, media in enumerate(kept)]

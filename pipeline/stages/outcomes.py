@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.errors import ItemError
 from pipeline.runs.receipts import receipt_from_json, receipt_to_json
 from pipeline.schema import Receipt
 from pipeline.storage import Folder
@@ -71,6 +72,17 @@ def encode_batch_receipts(folder: Folder, window: int) -> dict[tuple[int, str], 
 def generate_batch_receipts(folder: Folder, window: int) -> dict[tuple[int, str], tuple[Receipt, str]]:
     """As `encode_batch_receipts`, of the generate pass."""
     return _batch_receipts(folder, "generate", window)
+
+
+def failure_row(item_index: int, media_index: int | None, error: ItemError) -> dict[str, Any]:
+    """Why an item is out, as written plans hold it; `media_index` is None when the whole item is at fault."""
+    return {
+        "item_index": item_index,
+        "media_index": media_index,
+        "stage": error.stage,
+        "code": error.code,
+        "message": error.message,
+    }
 
 
 def count_codes(codes: Iterable[str | None]) -> dict[str, int]:

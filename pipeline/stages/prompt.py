@@ -21,7 +21,7 @@ from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Receipt, Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
-from pipeline.stages.outcomes import count_codes, generate_batch_receipts
+from pipeline.stages.outcomes import count_codes, failure_row, generate_batch_receipts
 
 PROMPT_SCHEMA = pa.schema(
     [
@@ -99,15 +99,7 @@ class PlanPromptWindow:
             try:
                 items[request.item_index] = self._prompt(request, sorted(media, key=lambda row: row["media_index"]))
             except ItemError as error:
-                failures.append(
-                    {
-                        "item_index": request.item_index,
-                        "media_index": None,
-                        "stage": error.stage,
-                        "code": error.code,
-                        "message": error.message,
-                    }
-                )
+                failures.append(failure_row(request.item_index, None, error))
         return items, failures
 
     def _prompt(self, request: Request, media: list[dict[str, Any]]) -> dict[str, Any]:
