@@ -22,6 +22,7 @@ from pipeline.schema import Geometry, Modality, Placeholder
 Container = Literal["tensor", "tuple", "levels"]
 Unit = Literal["item", "tile", "frame"]
 
+_CONTAINERS, _UNITS = get_args(Container), get_args(Unit)
 _INPUT = "input."
 _METADATA = "__metadata__"
 _RECORD = "headrace"
@@ -101,7 +102,7 @@ def _parse(view: memoryview) -> tuple[dict[str, TensorView], str]:
     body = 8 + int.from_bytes(view[:8], "little")
     if view.nbytes < 8 or body > view.nbytes:
         raise ValueError(f"the header ends at byte {body}")
-    header = json.loads(bytes(view[8:body]))
+    header = json.loads(str(view[8:body], "utf-8"))
     text = header.pop(_METADATA)[_RECORD]
     tensors = {}
     end = 0
@@ -128,9 +129,9 @@ class TensorView:
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             raise ValueError(f"dtype is one of {', '.join(_DTYPES)}, got {self.dtype!r}")
-        num_bytes = math.prod(self.shape) * _DTYPES[self.dtype][1]
-        if min(self.shape, default=0) < 0 or num_bytes != memoryview(self.data).nbytes:
-            raise ValueError(f"{self.dtype} {self.shape} takes {num_bytes} bytes, got {memoryview(self.data).nbytes}")
+        num_bytes, held = math.prod(self.shape) * _DTYPES[self.dtype][1], memoryview(self.data).nbytes
+        if num_bytes != held or min(self.shape, default=0) < 0:
+            raise ValueError(f"{self.dtype} {self.shape} takes {num_bytes} bytes, got {held}")
 
     def __repr__(self) -> str:
         return f"TensorView({self.dtype}{list(self.shape)})"
@@ -166,7 +167,7 @@ class FeatureRecord:
     inputs: dict[str, TensorView] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.container not in get_args(Container) or self.unit not in get_args(Unit):
+        if self.container not in _CONTAINERS or self.unit not in _UNITS:
             raise ValueError(f"unknown container or unit: {self.container = }, {self.unit = }")
         reserved = [name for name in self.tensors if name == _METADATA or name.startswith(_INPUT)]
         if not self.tensors or reserved:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import os
 import tempfile
 import threading
@@ -104,11 +105,14 @@ class FeatureStore:
         keeps failing.
         """
         records: list[FeatureRecord | None] = [None] * len(locations)
-        for i in sorted(range(len(locations)), key=lambda i: locations[i][0]):
-            record = self._read(*locations[i])
-            if record is not None and expected_terms is not None and not _same(record, expected_terms[i]):
-                record = None
-            records[i] = record
+        order = sorted(range(len(locations)), key=lambda i: locations[i][0])
+        for shard_id, places in itertools.groupby(order, key=lambda i: locations[i][0]):
+            reader = self._reader(shard_id)
+            for i in places:
+                record = _read(reader, locations[i][1])
+                if record is not None and expected_terms is not None and not _same(record, expected_terms[i]):
+                    record = None
+                records[i] = record
         self.fallbacks += records.count(None)
         return records
 
@@ -143,18 +147,14 @@ class FeatureStore:
         with self._lock:
             self._readers.clear()
 
-    def _read(self, shard_id: str, key: str) -> FeatureRecord | None:
-        try:
-            data = self._reader(shard_id).get(key)
-            return decode_record(data) if data is not None else None
-        except (FileNotFoundError, ValueError):
-            return None
-
-    def _reader(self, shard_id: str) -> ShardReader:
+    def _reader(self, shard_id: str) -> ShardReader | None:
         with self._lock:
             reader = self._readers.pop(shard_id, None)
             if reader is None or not os.path.exists(reader.path):  # a deleted file keeps its disk space while mapped
-                reader = self._open_reader(shard_id)
+                try:
+                    reader = self._open_reader(shard_id)
+                except (FileNotFoundError, ValueError):
+                    return None
             self._readers[shard_id] = reader
             if len(self._readers) > _MAX_READERS:
                 self._readers.popitem(last=False)
@@ -188,6 +188,14 @@ class FeatureStore:
 
     def _new_shard(self) -> ShardWriter:
         return ShardWriter(self._open_root, new_name())
+
+
+def _read(reader: ShardReader | None, key: str) -> FeatureRecord | None:
+    try:
+        data = reader.get(key) if reader is not None else None
+        return decode_record(data) if data is not None else None
+    except ValueError:
+        return None
 
 
 def _same(record: FeatureRecord, terms: dict[str, Any]) -> bool:

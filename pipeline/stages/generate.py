@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -107,10 +108,12 @@ class GenerateBatches:
         started = time.perf_counter()
         ready: dict[int, PromptedItem] = {}
         failed: list[dict[str, Any]] = []
+        records = iter(
+            self.context.store.fetch([(media["shard"], media["key"]) for item in batch["items"] for media in item["media"]])
+        )
         for item in batch["items"]:
-            records = self.context.store.fetch([(media["shard"], media["key"]) for media in item["media"]])
-            media = tuple(record for record in records if record is not None)
-            if len(media) != len(records):
+            media = tuple(record for record in itertools.islice(records, len(item["media"])) if record is not None)
+            if len(media) != len(item["media"]):
                 raise RuntimeError(f"item_index {item['item_index']}: its features left the store under a running job")
             prompted = PromptedItem(input_ids=item["input_ids"], media=media, seed=item["seed"])
             failure = self._mismatch(prompted)
@@ -123,7 +126,7 @@ class GenerateBatches:
     def _mismatch(self, item: PromptedItem) -> ItemFailure | None:
         """Found before the forward pass, a wrong length is one item's fault and not its batch's."""
         held = sum(math.prod(record.tensors["pooler_output"].shape[:-1]) for record in item.media)
-        shown = sum(token_id in self.media_token_ids for token_id in item.input_ids)
+        shown = sum(item.input_ids.count(token_id) for token_id in self.media_token_ids)
         if shown == held:
             return None
         message = f"{shown} placeholders, {held} rows of features"
