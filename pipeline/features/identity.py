@@ -19,7 +19,6 @@ Pure: standard library only.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 from dataclasses import dataclass
@@ -58,7 +57,7 @@ class FeatureKeyTerms:
 
     def as_dict(self) -> dict[str, Any]:
         """The terms as JSON gives them back from a record; 1 and 1.0 seconds are one time."""
-        terms = dataclasses.asdict(self)
+        terms = {name: getattr(self, name) for name in self.__slots__}  # asdict copies deeply: ten times the time
         return terms | {"sampling": [float(t) for t in self.sampling], "resized_size": list(self.resized_size)}
 
     def digest(self) -> str:
