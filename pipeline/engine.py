@@ -49,7 +49,8 @@ class Cluster:
 class Workers:
     """Sizes of a pass: concurrent tasks, actors and what each reserves. `device` is what actors compute on.
 
-    `tasks` None leaves the number of concurrent tasks to Ray; `task_memory_bytes` is what each declares.
+    `tasks` None leaves the number of concurrent tasks to Ray; `task_memory_bytes` is what each declares. `spare_tasks`
+    are as many as leave the actors their cores, of which those on the CPU of a small machine reserve none.
     """
 
     device: str
@@ -58,6 +59,7 @@ class Workers:
     actor_gpus: float
     tasks: int | None
     task_memory_bytes: int
+    spare_tasks: int | None
 
 
 @contextlib.contextmanager
@@ -150,12 +152,24 @@ def fit(cluster: Cluster, device: str, workers: int | None, *, decode_workers: i
                 "lower the number of workers or add GPU nodes"
             )
         return Workers(
-            device="cuda", actors=actors, actor_cpus=0, actor_gpus=1, tasks=decode_workers, task_memory_bytes=memory
+            device="cuda",
+            actors=actors,
+            actor_cpus=0,
+            actor_gpus=1,
+            tasks=decode_workers,
+            task_memory_bytes=memory,
+            spare_tasks=None,
         )
     actors = workers or max(1, math.floor(cluster.num_cpus / 2))
     reserve = 1.0 if cluster.num_cpus >= 4 and actors <= cluster.num_cpus / 2 else 0.0
     return Workers(
-        device="cpu", actors=actors, actor_cpus=reserve, actor_gpus=0, tasks=decode_workers, task_memory_bytes=memory
+        device="cpu",
+        actors=actors,
+        actor_cpus=reserve,
+        actor_gpus=0,
+        tasks=decode_workers,
+        task_memory_bytes=memory,
+        spare_tasks=max(1, math.floor(cluster.num_cpus) - actors),
     )
 
 
@@ -219,10 +233,15 @@ def _window_row(window: Window) -> pa.Table:
 
 
 def map_windows(
-    dataset: ray.data.Dataset, stage: Callable[[pa.Table], Iterator[pa.Table]], *, batches_per_block: int
+    dataset: ray.data.Dataset,
+    stage: Callable[[pa.Table], Iterator[pa.Table]],
+    *,
+    batches_per_block: int,
+    tasks: int | None = None,
 ) -> ray.data.Dataset:
-    """Plan each window in a task of its own, and cut what it plans into blocks of a few batches."""
-    planned = dataset.map_batches(stage, batch_size=None, batch_format="pyarrow", num_cpus=1)
+    """Plan each window in a task of its own, `tasks` at a time, and cut what it plans into blocks of a few batches."""
+    compute = ray.data.TaskPoolStrategy(tasks)
+    planned = dataset.map_batches(stage, batch_size=None, batch_format="pyarrow", num_cpus=1, compute=compute)
     return planned.repartition(target_num_rows_per_block=batches_per_block)
 
 

@@ -59,7 +59,12 @@ def generate_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[
     config = context.config
     workers = engine.preflight(config.generate.device, config.ray.generate_workers, config.ray)
     rows = engine.windows_dataset(windows)
-    prompted = engine.map_windows(rows, PlanPromptWindow(context), batches_per_block=engine.PROMPT_BATCHES_PER_BLOCK)
+    prompted = engine.map_windows(
+        rows,
+        PlanPromptWindow(context),
+        batches_per_block=engine.PROMPT_BATCHES_PER_BLOCK,
+        tasks=workers.spare_tasks,
+    )
     generated = engine.map_actors(prompted, "pipeline.stages.generate:GenerateBatches", {"context": context}, workers)
     return engine.receipts(generated)
 

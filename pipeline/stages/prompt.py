@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from pipeline.errors import ItemError
 from pipeline.language.batching import plan_language_batches
-from pipeline.language.prompt import chat_messages, item_seed, prompt_ids
+from pipeline.language.prompt import PromptWriter, chat_messages, item_seed
 from pipeline.planning.windows import Window
 from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_to_json
@@ -90,6 +90,12 @@ class PlanPromptWindow:
         encoded: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for row in read_encoded(self.context, window).to_pylist():
             encoded[row["item_index"]].append(row)
+        facts = self.context.facts
+        writer = PromptWriter(
+            facts.processor,
+            media_token_ids=facts.media_token_ids,
+            max_tokens=self.context.config.generate.max_prompt_tokens,
+        )
         items: dict[int, dict[str, Any]] = {}
         failures: list[dict[str, Any]] = []
         for request in read_range(self.context.folder, window.start, window.stop):
@@ -97,12 +103,13 @@ class PlanPromptWindow:
             if any(row["code"] for row in media):
                 continue
             try:
-                items[request.item_index] = self._prompt(request, sorted(media, key=lambda row: row["media_index"]))
+                ordered = sorted(media, key=lambda row: row["media_index"])
+                items[request.item_index] = self._prompt(writer, request, ordered)
             except ItemError as error:
                 failures.append(failure_row(request.item_index, None, error))
         return items, failures
 
-    def _prompt(self, request: Request, media: list[dict[str, Any]]) -> dict[str, Any]:
+    def _prompt(self, writer: PromptWriter, request: Request, media: list[dict[str, Any]]) -> dict[str, Any]:
         config = self.context.config
         records = self.context.store.fetch([(row["shard"], row["key"]) for row in media])
         parts = []
@@ -116,17 +123,9 @@ class PlanPromptWindow:
         messages = chat_messages(
             request, [modality for modality, _ in parts], prompt=config.prompt, system=config.generate.system
         )
-        facts = self.context.facts
-        ids = prompt_ids(
-            facts.processor,
-            messages,
-            parts,
-            media_token_ids=facts.media_token_ids,
-            max_tokens=config.generate.max_prompt_tokens,
-        )
         return {
             "item_index": request.item_index,
-            "input_ids": ids,
+            "input_ids": writer.token_ids(messages, parts),
             "seed": item_seed(config.generate.seed, request.id),
             "media": [{name: row[name] for name in ("key", "shard")} for row in media],
         }

@@ -4,7 +4,7 @@ import pytest
 from transformers import AutoProcessor
 
 from pipeline.errors import ItemError
-from pipeline.language.prompt import chat_messages, item_seed, prompt_ids
+from pipeline.language.prompt import PromptWriter, chat_messages, item_seed
 from pipeline.models.vision_language import resolve_model
 from pipeline.schema import MediaItem, Placeholder, Request
 
@@ -42,7 +42,7 @@ IMAGE_PAD, VIDEO_PAD = "<|image_pad|>", "<|video_pad|>"
 
 def ids_of(processor: Any, messages: list[dict[str, Any]], media: list[Any], max_tokens: int = 500) -> list[int]:
     pads = processor.tokenizer.convert_tokens_to_ids([IMAGE_PAD, VIDEO_PAD])
-    return prompt_ids(processor, messages, media, media_token_ids=pads, max_tokens=max_tokens)
+    return PromptWriter(processor, media_token_ids=pads, max_tokens=max_tokens).token_ids(messages, media)
 
 
 def test_placeholders_are_shown_in_order_as_the_processor_writes_them(processor: Any) -> None:
