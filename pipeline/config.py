@@ -94,12 +94,17 @@ class Generate(Section):
 
 
 class Store(Section):
-    """The feature store. A remote `path` (s3://…) keeps open shards in `local_path` until they are sealed."""
+    """The feature store. A remote `path` (s3://…) keeps open shards in `local_path` until they are sealed.
+
+    A shard is sealed when it holds `shard_bytes` or what one worker encoded of `shard_windows` windows: on a cluster, a
+    lost node costs no more than that.
+    """
 
     path: str = "headrace_store"
     local_path: str | None = None
     retention: Literal["keep", "segment"] = "keep"
     shard_bytes: Positive = 4 * 2**30
+    shard_windows: Positive = 16
     reuse: bool = True
 
 

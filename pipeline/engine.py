@@ -110,6 +110,11 @@ def describe_cluster() -> Cluster:
     )
 
 
+def num_nodes() -> int:
+    """Nodes that are alive."""
+    return sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
+
+
 def accelerators() -> list[str]:
     """The kinds of accelerator in the cluster, as Ray names them."""
     prefix = "accelerator_type:"

@@ -22,6 +22,7 @@ from pipeline.errors import ConfigError, QuarantineLimitError
 from pipeline.features.store import FeatureStore
 from pipeline.planning.windows import Window, plan_windows, segments
 from pipeline.progress import PassBar
+from pipeline.runs.durability import DurableWindows
 from pipeline.runs.ledger import Ledger
 from pipeline.runs.receipts import PassName, ReceiptBook, Totals
 from pipeline.runs.report import write_report
@@ -32,8 +33,9 @@ from pipeline.sinks.parquet import part_name
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
 from pipeline.stages.encode_finish import finish_encode_window, forget_encode_window
-from pipeline.stages.encode_plan import PlanEncodeWindow
+from pipeline.stages.encode_plan import PlanEncodeWindow, planned_windows
 from pipeline.stages.generate_finish import finish_generate_window
+from pipeline.stages.outcomes import encode_batch_receipts, remove_outcome
 from pipeline.stages.prompt import PlanPromptWindow
 from pipeline.storage import Folder
 
@@ -130,6 +132,7 @@ class _Driver:
         self.ledger = Ledger(current.folder)
         self.book = ReceiptBook()
         self.items: dict[str, dict[str, int]] = {"counts": {}, "quarantine": {}}
+        self.several_nodes = engine.num_nodes() > 1
         self.seconds = {"encode_pass": 0.0, "generate_pass": 0.0, "ray_startup": ray_seconds}
         self.windows = plan_windows(
             current.manifest.num_items,
@@ -154,7 +157,7 @@ class _Driver:
         context = self._context()
         encoded = self._still_encoded(context, needless={})
         self._pass(ENCODE, context, [window for window in self.windows if window.index not in encoded])
-        self._seal_leftovers(wait=True)
+        self._seal(self._written_shards())
         self.run.folder.remove("_work/encode")
         return context
 
@@ -172,18 +175,34 @@ class _Driver:
         """What earlier starts encoded: of the windows that are not `needless`, those whose shards are still there."""
         self._seal_leftovers()
         self._forget_lost_windows(context, needless)
+        self._forget_lost_batches()
         return self._restore("encode")
 
     def _forget_lost_windows(self, context: StageContext, needless: Mapping[int, Any]) -> None:
         """Windows that were encoded, whose features are needed, and whose shards have left the store since."""
         waiting = {w: e for w, e in self.ledger.finished("encode").items() if w not in needless}
         shards = {shard for entry in waiting.values() for shard in entry["items"]["shards"]}
-        found = engine.run_on_every_node(_held_shards, self.config, sorted(shards)) if shards else []
-        lost = shards.difference(*found)
+        lost = self._lost(shards)
         for window, entry in waiting.items():
             if lost.intersection(entry["items"]["shards"]):
                 self.ledger.forget("encode", window)
                 forget_encode_window(context, window)
+
+    def _forget_lost_batches(self) -> None:
+        """Batches that were put away, of windows that were not finished, and whose shards went with their node."""
+        folder, finished = self.run.folder, self.ledger.finished("encode")
+        begun = [window for window in planned_windows(folder) if window not in finished]
+        receipts = [receipt for window in begun for receipt, _ in encode_batch_receipts(folder, window).values()]
+        lost = self._lost({receipt.shard for receipt in receipts} - {""})
+        for receipt in receipts:
+            if receipt.shard in lost:
+                remove_outcome(folder, receipt)
+
+    def _lost(self, shards: set[str]) -> set[str]:
+        """Those that are neither sealed nor open on any node."""
+        return (
+            shards.difference(*engine.run_on_every_node(_held_shards, self.config, sorted(shards))) if shards else set()
+        )
 
     def _restore(self, name: PassName) -> dict[int, dict[str, Any]]:
         entries = self.ledger.finished(name)
@@ -198,16 +217,26 @@ class _Driver:
         started = time.perf_counter()
         by_index = {window.index: window for window in windows}
         finishing = engine.Background()
+        ready = DurableWindows(_store(self.config).is_sealed)
+
+        def publish(durable: list[int]) -> None:
+            for window in durable:
+                self.run.lock.check()
+                totals = self.book.settle(each.name, window)
+                finishing.submit(_publish, each, context, by_index[window], totals)
+
         with PassBar(each.name) as bar:
             for receipt in each.receipts(context, windows):
                 if not self.book.add(receipt):
                     continue
                 bar.update(receipt)
                 if self.book.is_finished(each.name, receipt.window):
-                    self.run.lock.check()
-                    totals = self.book.settle(each.name, receipt.window)
-                    finishing.submit(_publish, each, context, by_index[receipt.window], totals)
+                    written = {one.shard for one in self.book.window_receipts(each.name, receipt.window)} - {""}
+                    ready.add(receipt.window, written if self.several_nodes else ())
+                publish(ready.take())
                 self._count(finishing.ended())
+            self._seal(ready.shards)
+            publish(ready.take(look=True))
             self._count(finishing.ended(wait=True))
         missing = sorted(set(by_index) - set(self.ledger.finished(each.name)))
         if missing:
@@ -220,23 +249,23 @@ class _Driver:
                 for name, count in items.get(kind, {}).items():
                     sums[name] = sums.get(name, 0) + count
 
-    def _seal_leftovers(self, *, wait: bool = False) -> None:
-        """Shards whose writer has gone become sealed, and so known to later runs and to other machines.
+    def _seal_leftovers(self) -> None:
+        """Shards whose writer has gone become sealed, and so known to later runs and to other machines."""
+        engine.run_on_every_node(_recover, self.config)
 
-        With `wait`, for those that this run wrote: its actors end some time after their pass.
-        """
-        entries = self.ledger.finished("encode").values() if wait else ()
-        written = {shard for entry in entries for shard in entry["items"]["shards_written"]}
+    def _seal(self, shards: set[str]) -> None:
+        """Wait until `shards` are sealed, whose actors end some time after their pass."""
         store, deadline = _store(self.config), time.monotonic() + _SEAL_SECONDS
         gc.collect()  # Ray ends actors when their handles are collected, which took up to 28 s by itself
-        while True:
-            engine.run_on_every_node(_recover, self.config)
-            written = {shard for shard in written if not store.is_sealed(shard)}
-            if not written:
-                return
+        while shards := {shard for shard in shards if not store.is_sealed(shard)}:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"shards still open {_SEAL_SECONDS} s after their pass: {sorted(written)}")
+                raise RuntimeError(f"shards still open {_SEAL_SECONDS} s after their pass: {sorted(shards)}")
+            self._seal_leftovers()
             time.sleep(0.2)
+
+    def _written_shards(self) -> set[str]:
+        entries = self.ledger.finished("encode").values()
+        return {shard for entry in entries for shard in entry["items"]["shards_written"]}
 
     def _release(self, segment: list[Window]) -> None:
         """With `store.retention: segment` the store is scratch: what this run put there for the segment goes."""
@@ -248,7 +277,9 @@ class _Driver:
 
     def _finish(self) -> dict[str, Any]:
         folder = self.run.folder
-        self._seal_leftovers(wait=self.config.store.retention == "keep")
+        self._seal_leftovers()
+        if self.config.store.retention == "keep":
+            self._seal(self._written_shards())
         folder.remove("_work")
         summary = build_summary(
             run_id=self.run.run_id,

@@ -83,6 +83,11 @@ def read_sealed(folder: Folder, shard_id: str) -> SealedShard | None:
         return None
 
 
+def is_listed(folder: Folder, shard_id: str) -> bool:
+    """True when the shard's catalogue file, the last that is written of it, is there."""
+    return folder.exists(_entries_name(shard_id))
+
+
 def load_catalogue(folder: Folder, known: Catalogue | None = None) -> Catalogue:
     """Every sealed shard's keys, without reading again what `known` has."""
     parts = known.parts if known is not None else {}

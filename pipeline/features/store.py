@@ -27,6 +27,7 @@ from pipeline.features.catalogue import (
     Catalogue,
     SealedShard,
     SourceCatalogue,
+    is_listed,
     load_catalogue,
     new_name,
     read_sealed,
@@ -39,6 +40,7 @@ from pipeline.features.shard import ShardReader, ShardWriter
 from pipeline.storage import Folder
 
 SHARD_BYTES = 4 * 2**30
+SHARD_WINDOWS = 16
 _MAX_READERS = 16
 
 
@@ -60,10 +62,17 @@ class FeatureStore:
     A hit is a claim: whatever cannot be read, or is not what was asked for, is None, and counted in `fallbacks`.
     """
 
-    def __init__(self, path: str, local_path: str | None = None, shard_bytes: int = SHARD_BYTES) -> None:
+    def __init__(
+        self,
+        path: str,
+        local_path: str | None = None,
+        shard_bytes: int = SHARD_BYTES,
+        shard_windows: int = SHARD_WINDOWS,
+    ) -> None:
         self.folder = Folder(path)
         self.is_local = self.folder.is_local and network_filesystem(self.folder.path) is None
         self.shard_bytes = shard_bytes
+        self.shard_windows = shard_windows
         self.sources = SourceCatalogue(self.folder)
         self.fallbacks = 0
         self._local_path = local_path
@@ -74,8 +83,8 @@ class FeatureStore:
         self._readers: OrderedDict[str, ShardReader] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[FeatureStore], tuple[str, str | None, int]]:
-        return type(self), (self.folder.url, self._local_path, self.shard_bytes)
+    def __reduce__(self) -> tuple[type[FeatureStore], tuple[str, str | None, int, int]]:
+        return type(self), (self.folder.url, self._local_path, self.shard_bytes, self.shard_windows)
 
     def writer(self) -> StoreWriter:
         """A writer of shards of its own; one a worker."""
@@ -123,8 +132,8 @@ class FeatureStore:
                 self._locate(shard_id)
 
     def is_sealed(self, shard_id: str) -> bool:
-        """True when the shard is sealed, and so found by every machine."""
-        return self.folder.exists(sealed_name(shard_id))
+        """True when the shard is sealed and listed, and so found by every machine."""
+        return is_listed(self.folder, shard_id) and self.folder.exists(sealed_name(shard_id))
 
     def holds(self, shard_id: str) -> bool:
         """True when the shard is sealed, or open on this machine."""
@@ -203,18 +212,26 @@ def _same(record: FeatureRecord, terms: dict[str, Any]) -> bool:
 
 
 class StoreWriter:
-    """Puts batches into a shard of its own, opened with the first batch and sealed when it holds `shard_bytes`."""
+    """Puts batches into a shard of its own, opened with the first batch.
+
+    It is sealed when it holds `shard_bytes`, or when a batch comes of one window more than `shard_windows`.
+    """
 
     def __init__(self, store: FeatureStore) -> None:
         self._store = store
         self._shard: ShardWriter | None = None
         self._num_bytes = 0
+        self._windows: set[int] = set()
 
-    def put(self, records: Sequence[tuple[str, FeatureRecord]]) -> str:
+    def put(self, records: Sequence[tuple[str, FeatureRecord]], window: int = 0) -> str:
         """Commit a batch whole, or not at all; returns the id of the shard that has it, for its receipt."""
+        if len(self._windows | {window}) > self._store.shard_windows:
+            self.seal()
         if self._shard is None:
             self._shard = self._store._new_shard()
             self._num_bytes = 0
+            self._windows = set()
+        self._windows.add(window)
         items = [(key, encode_record(record)) for key, record in records]
         self._shard.put_batch(items)
         self._num_bytes += sum(len(data) for _, data in items)

@@ -58,9 +58,7 @@ class PromptWriter:
         self._rendered = functools.lru_cache(_REMEMBERED)(self._render)
         self._tokenized = functools.lru_cache(_REMEMBERED)(self._tokenize)
 
-    def token_ids(
-        self, messages: list[dict[str, Any]], media: Sequence[tuple[Modality, Placeholder]]
-    ) -> list[int]:
+    def token_ids(self, messages: list[dict[str, Any]], media: Sequence[tuple[Modality, Placeholder]]) -> list[int]:
         """The rendered chat with each placeholder token replaced by its item's placeholder, in order.
 
         Raises `ItemError` when the text itself contains a placeholder, and when the prompt is longer than `max_tokens`:

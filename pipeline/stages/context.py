@@ -40,7 +40,7 @@ class StageContext:
     def store(self) -> FeatureStore:
         """The feature store, one a process: it holds open shards and the catalogue."""
         section = self.config.store
-        return _store(section.path, section.local_path, section.shard_bytes)
+        return _store(section.path, section.local_path, section.shard_bytes, section.shard_windows)
 
 
 @functools.lru_cache(maxsize=4)
@@ -52,5 +52,5 @@ def _facts(model: str) -> VisionLanguageFacts:
 
 
 @functools.lru_cache(maxsize=4)
-def _store(path: str, local_path: str | None, shard_bytes: int) -> FeatureStore:
-    return FeatureStore(path, local_path, shard_bytes)
+def _store(path: str, local_path: str | None, shard_bytes: int, shard_windows: int) -> FeatureStore:
+    return FeatureStore(path, local_path, shard_bytes, shard_windows)

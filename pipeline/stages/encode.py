@@ -93,7 +93,7 @@ class EncodeBatches:
             (keys[item.planned.position], features.record(terms[item.planned.position].as_dict()))
             for item, features in zip(shown, encoded, strict=True)
         ]
-        shard = self.writer.put(records) if records else ""
+        shard = self.writer.put(records, receipt.window) if records else ""
         rows = [_outcome(item, keys.get(item.planned.position), shard, times) for item in items]
         receipt = replace(receipt, shard=shard, seconds={**receipt.seconds, "commit": time.perf_counter() - started})
         write_outcome(self.context.folder, receipt, rows, ENCODE_OUTCOME)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import re
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,11 +29,20 @@ from pipeline.stages.context import StageContext
 from pipeline.stages.identity import check_content, sha256_content
 from pipeline.stages.outcomes import count_codes, encode_batch_receipts, failure_row
 from pipeline.stages.rows import BATCH_SCHEMA, PlannedMedia, batch_table, receipt_row
+from pipeline.storage import Folder
+
+_PLANS = "_run/plans"
 
 
 def plan_name(window: int) -> str:
     """The written plan of a window."""
-    return f"_run/plans/encode-{window:06d}.json"
+    return f"{_PLANS}/encode-{window:06d}.json"
+
+
+def planned_windows(folder: Folder) -> list[int]:
+    """Windows that have a written plan, ascending."""
+    matches = (re.fullmatch(r"encode-(\d+)\.json", name) for name in folder.list(_PLANS))
+    return sorted(int(match[1]) for match in matches if match)
 
 
 @dataclass(frozen=True, kw_only=True)

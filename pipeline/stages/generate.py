@@ -108,9 +108,8 @@ class GenerateBatches:
         started = time.perf_counter()
         ready: dict[int, PromptedItem] = {}
         failed: list[dict[str, Any]] = []
-        records = iter(
-            self.context.store.fetch([(media["shard"], media["key"]) for item in batch["items"] for media in item["media"]])
-        )
+        locations = [(media["shard"], media["key"]) for item in batch["items"] for media in item["media"]]
+        records = iter(self.context.store.fetch(locations))
         for item in batch["items"]:
             media = tuple(record for record in itertools.islice(records, len(item["media"])) if record is not None)
             if len(media) != len(item["media"]):

@@ -57,6 +57,11 @@ def write_outcome(folder: Folder, receipt: Receipt, rows: list[dict[str, Any]], 
         pq.write_table(table, file)
 
 
+def remove_outcome(folder: Folder, receipt: Receipt) -> None:
+    """Take a batch's rows and receipt back: it is to be done again."""
+    folder.remove(f"{_directory(receipt.stage, receipt.window)}/{_name(receipt)}")
+
+
 def read_outcomes(folder: Folder, stage: str, window: int, digests: list[str]) -> Iterator[pa.Table]:
     """The rows of the batches of a plan, in its order. Raises `FileNotFoundError` when one is not there."""
     for batch, digest in enumerate(digests):

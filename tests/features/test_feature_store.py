@@ -84,6 +84,14 @@ def test_shards_rotate_at_their_size(path: str, local: str) -> None:
         check(feature_store.get(shard_id, key(number)), number)
 
 
+def test_shards_rotate_by_windows(path: str, local: str) -> None:
+    feature_store = FeatureStore(path, local, shard_windows=2)
+    writer = feature_store.writer()
+    shard_ids = [writer.put([keyed_record(n)], window) for n, window in enumerate((4, 5, 4, 5, 6, 4))]
+    assert shard_ids[0] == shard_ids[3] != shard_ids[4] == shard_ids[5]
+    assert feature_store.is_sealed(shard_ids[0]) and not feature_store.is_sealed(shard_ids[4])
+
+
 def test_nothing_put_nothing_sealed(path: str, local: str) -> None:
     feature_store = FeatureStore(path, local)
     assert feature_store.writer().seal() is None
