@@ -34,6 +34,9 @@ PURE = (
     "pipeline/media/sampling.py",
     "pipeline/features/identity.py",
     "pipeline/language/batching.py",
+    "pipeline/planning/image_size.py",
+    "pipeline/pooling/contract.py",
+    "pipeline/pooling/rank.py",
 )
 
 # Imports go to the same layer or a lower one. What is not named here is the lowest: media, features, models, …

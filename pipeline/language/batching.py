@@ -1,4 +1,4 @@
-"""Batches of prompts by what prefill and decoding will hold in memory. Pure.
+"""Batches of texts by their padded tokens, of prompts by what prefill and decoding will hold in memory. Pure.
 
 A request's key-value cache takes 2 * L * N * n_kv * d_h * b bytes: layers, tokens (prompt and output limit), key-value
 heads, head size, bytes a number.
@@ -6,7 +6,28 @@ heads, head size, bytes a number.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def plan_text_batches(lengths: Sequence[int], *, max_batch_tokens: int, max_batch_items: int) -> list[list[int]]:
+    """Positions of texts of `lengths` tokens grouped into batches, longest first, similar lengths together.
+
+    A batch of n texts padded to its longest costs n * longest tokens. A text above the budget by itself is alone in its
+    batch. `in_input_order` brings results back into the order of `lengths`.
+    """
+    order = sorted(range(len(lengths)), key=lambda position: (-lengths[position], position))
+    batches: list[list[int]] = []
+    room = 0
+    for position in order:
+        if room == 0:
+            room = max(1, min(max_batch_items, max_batch_tokens // max(1, lengths[position])))
+            batches.append([])
+        batches[-1].append(position)
+        room -= 1
+    return batches
 
 
 def plan_language_batches(
@@ -22,14 +43,20 @@ def plan_language_batches(
     A batch of n prompts padded to the longest costs n * (longest + max_new_tokens) * kv_bytes_per_token bytes. A prompt
     above the budget by itself is alone in its batch.
     """
-    order = sorted(range(len(prompt_lengths)), key=lambda position: (-prompt_lengths[position], position))
-    batches: list[list[int]] = []
-    room = 0
-    for position in order:
-        if room == 0:
-            demand = (prompt_lengths[position] + max_new_tokens) * kv_bytes_per_token
-            room = max(1, min(max_batch_items, max_batch_bytes // demand))
-            batches.append([])
-        batches[-1].append(position)
-        room -= 1
-    return batches
+    return plan_text_batches(
+        [length + max_new_tokens for length in prompt_lengths],
+        max_batch_tokens=max_batch_bytes // kv_bytes_per_token,
+        max_batch_items=max_batch_items,
+    )
+
+
+def in_input_order(batches: Iterable[Sequence[int]], results: Iterable[Sequence[T]]) -> list[T]:
+    """The results of batches of positions, one a position, by position.
+
+    Raises `ValueError` when the positions are not 0 to their number - 1, each once, or results are missing or over.
+    """
+    pairs = [pair for batch, values in zip(batches, results, strict=True) for pair in zip(batch, values, strict=True)]
+    by_position = dict(pairs)
+    if len(by_position) != len(pairs) or by_position.keys() != set(range(len(pairs))):
+        raise ValueError(f"{len(pairs)} results are not for the positions 0 to {len(pairs) - 1}, each once")
+    return [by_position[position] for position in range(len(pairs))]

@@ -1,7 +1,10 @@
+import random
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.language.batching import plan_language_batches
+from pipeline.language.batching import in_input_order, plan_language_batches, plan_text_batches
 
 
 @given(
@@ -34,3 +37,28 @@ def test_the_field_s_worked_number() -> None:
         [476] * 4, max_new_tokens=100, kv_bytes_per_token=per_token, max_batch_bytes=3 * 72 * 2**20, max_batch_items=9
     )
     assert [len(batch) for batch in fits] == [3, 1]
+
+
+@given(st.lists(st.integers(0, 500), max_size=80), st.integers(1, 2000), st.integers(1, 9), st.randoms())
+def test_every_text_once_within_padded_tokens_and_back_in_order(
+    lengths: list[int], budget: int, most: int, rng: random.Random
+) -> None:
+    batches = plan_text_batches(lengths, max_batch_tokens=budget, max_batch_items=most)
+    assert batches == plan_text_batches(lengths, max_batch_tokens=budget, max_batch_items=most)
+    for batch in batches:
+        assert len(batch) <= most
+        assert len(batch) == 1 or len(batch) * max(lengths[position] for position in batch) <= budget
+    assert [lengths[position] for batch in batches for position in batch] == sorted(lengths, reverse=True)
+    rng.shuffle(batches)
+    assert in_input_order(batches, [[f"text {position}" for position in batch] for batch in batches]) == [
+        f"text {position}" for position in range(len(lengths))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("batches", "results"),
+    [([[0], [0]], [["a"], ["b"]]), ([[0, 2]], [["a", "b"]]), ([[0, 1]], [["a"]]), ([[0]], [["a"], ["b"]])],
+)
+def test_results_that_are_not_one_a_position_are_found(batches: list, results: list) -> None:
+    with pytest.raises(ValueError):
+        in_input_order(batches, results)

@@ -1,0 +1,76 @@
+"""The size that a dual encoder's images take, from their original size, without pixels. Pure.
+
+The arithmetic is that of the image processors of CLIP, SigLIP and SigLIP 2 in transformers
+(`get_resize_output_image_size` and `get_size_dict` in `image_transforms.py` and `image_processing_utils.py`,
+`get_image_size_for_max_num_patches` in `models/siglip2/image_processing_siglip2.py`), which tests compare with them.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExactSize:
+    """Every image is resized to (height, width), whatever its aspect ratio."""
+
+    height: int
+    width: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ShortestEdge:
+    """The shorter side is resized to `edge` pixels; the longer one keeps the aspect ratio, rounded down."""
+
+    edge: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MaxPatches:
+    """Both sides become multiples of `patch_size`, as large as keeps their patches within `max_patches` (NaFlex)."""
+
+    patch_size: int
+    max_patches: int
+
+
+ResizeRule = ExactSize | ShortestEdge | MaxPatches
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImageGeometry:
+    """Sizes are (height, width): resized to `resized_size`, then `cropped_size` of its centre is shown to the model.
+
+    `grid` is (rows, columns) of patches. Images of one `cropped_size` can be in one batch.
+    """
+
+    resized_size: tuple[int, int]
+    cropped_size: tuple[int, int]
+    grid: tuple[int, int]
+
+
+def resized_size(rule: ResizeRule, height: int, width: int) -> tuple[int, int]:
+    """What an image of `height` x `width` pixels is resized to."""
+    match rule:
+        case ExactSize():
+            return rule.height, rule.width
+        case ShortestEdge():
+            longer = int(rule.edge * max(height, width) / min(height, width))
+            return (longer, rule.edge) if width <= height else (rule.edge, longer)
+        case MaxPatches():
+            return _most_patches(rule, height, width)
+
+
+def _most_patches(rule: MaxPatches, height: int, width: int) -> tuple[int, int]:
+    """By the processor's own bisection: a closed form would round differently at the edge."""
+
+    def side(scale: float, pixels: int) -> int:
+        return max(rule.patch_size, math.ceil(pixels * scale / rule.patch_size) * rule.patch_size)
+
+    tolerance = 1e-5
+    low, high = tolerance / 10, 100.0
+    while high - low >= tolerance:
+        scale = (low + high) / 2
+        patches = (side(scale, height) / rule.patch_size) * (side(scale, width) / rule.patch_size)
+        low, high = (scale, high) if patches <= rule.max_patches else (low, scale)
+    return side(low, height), side(low, width)
