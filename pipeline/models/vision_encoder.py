@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import time
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from pipeline.features.codec import Container, FeatureRecord, TensorView
+from pipeline.models.checkpoint import weights_digest
 from pipeline.models.halves import load_half
 from pipeline.models.processing import process_item
 from pipeline.models.vision_language import VisionLanguageFacts, resolve_device, resolve_model
@@ -58,11 +58,7 @@ class VisionEncoder:
 
     def weights_digest(self) -> str:
         """Digest over names, types, shapes and bytes of tower and projector, at the loaded precision."""
-        digest = hashlib.sha256()
-        for name, tensor in sorted(self.model.state_dict().items()):
-            digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-            digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-        return digest.hexdigest()[:16]
+        return weights_digest(self.model)
 
     @torch.inference_mode()
     def encode(

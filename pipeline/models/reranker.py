@@ -1,0 +1,231 @@
+"""Rerankers, classifiers and reward models: texts or pairs of texts to scores, of the whole or of each token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from pipeline.errors import ConfigError
+from pipeline.models.checkpoint import load_whole, read_json, weights_digest
+from pipeline.models.padding import first_position, pad_mask, pad_rows, positions
+from pipeline.models.sentence_folder import Prompts, read_modules, read_prompts, read_transformer, torch_module
+from pipeline.models.text import apply_sides, check_max_tokens, load_tokenizer, read_max_tokens
+from pipeline.models.vision_language import resolve_device, resolve_model
+from pipeline.pooling.contract import Normalisation, Output, Padding, PoolingContract, Truncation
+
+_SIGMOID = "torch.nn.modules.activation.Sigmoid"
+_IDENTITY = "torch.nn.modules.linear.Identity"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizedText:
+    """A text or pair ready to be scored; `type_ids` tell the two texts apart where the model is told."""
+
+    input_ids: list[int]
+    type_ids: list[int] | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScorerFacts:
+    """Tokenizer, configuration and contract of a model with a classification head; loads no weights.
+
+    `activation` is the dotted name of what is applied to its logits. `labels` are the names of a score's columns.
+    """
+
+    model: str
+    path: str
+    subfolder: str
+    config: Any
+    tokenizer: Any
+    contract: PoolingContract
+    prompts: Prompts
+    activation: str
+    labels: tuple[str, ...]
+
+    @classmethod
+    def load(cls, model: str, pooling: Mapping[str, Any] | None = None, *, per_token: bool = False) -> ScorerFacts:
+        """A model for sequence classification, or with `per_token` for token classification.
+
+        `pooling` replaces fields of the contract, such as `truncation.max_tokens`. Raises `ConfigError` for what cannot
+        be read or is not supported.
+        """
+        path = resolve_model(model)
+        saved = _saved_transformer(path, per_token)
+        config, tokenizer = load_tokenizer(model, path, saved.subfolder if saved else "")
+        if saved is not None and saved.do_lower_case:
+            raise ConfigError(f"model {model!r}: do_lower_case is not supported for rerankers")
+        limit = read_max_tokens(config, tokenizer, saved.max_seq_length if saved else None)
+        read = PoolingContract(
+            method="model",
+            normalisation=Normalisation(kind="none"),
+            truncation=Truncation(side=tokenizer.truncation_side, max_tokens=limit),
+            padding=Padding(side=tokenizer.padding_side),
+            output=Output(shape="token_scores" if per_token else "scores"),
+        )
+        facts = cls(
+            model=model,
+            path=path,
+            subfolder=saved.subfolder if saved else "",
+            config=config,
+            tokenizer=tokenizer,
+            contract=read.with_given(pooling or {}),
+            prompts=read_prompts(path),
+            activation=_IDENTITY if per_token else _activation(path, config),
+            labels=tuple(config.id2label[column] for column in range(config.num_labels)),
+        )
+        facts._check(read)
+        return facts
+
+    def _check(self, read: PoolingContract) -> None:
+        contract, where = self.contract, f"model {self.model!r}"
+        if contract.with_given({"truncation": None, "padding": None}) != read.with_given(
+            {"truncation": None, "padding": None}
+        ):
+            raise ConfigError(f"{where}: only truncation and padding of a model with a head of its own can be given")
+        if contract.truncation is None or contract.padding is None:
+            raise ConfigError(f"{where}: a text model needs truncation and padding in its contract")
+        check_max_tokens(where, self.config, contract.truncation.max_tokens)
+        text_config = self.config.get_text_config()
+        if text_config.pad_token_id is None:
+            if self.tokenizer.pad_token_id is None:
+                raise ConfigError(f"{where} has no padding token: its texts cannot be in one batch")
+            # A decoder's head scores at the last token that is not its configuration's padding token.
+            text_config.pad_token_id = self.tokenizer.pad_token_id
+        apply_sides(self.tokenizer, contract)
+        torch_module(self.path, self.activation)
+
+    def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], prompt_name: str | None = None) -> list[TokenizedText]:
+        """(query, document) pairs, the query with its prompt; the longer of the two loses tokens first.
+
+        Raises `ConfigError` for a model whose pairs sentence-transformers would put into a chat template.
+        """
+        if self.tokenizer.chat_template is not None and read_modules(self.path) is None:
+            raise ConfigError(f"model {self.model!r}: pairs for its chat template are not supported")
+        prompt = self.prompts.text(prompt_name)
+        return self._tokenize([prompt + query for query, _ in pairs], [document for _, document in pairs])
+
+    def tokenize_texts(self, texts: Sequence[str], prompt_name: str | None = None) -> list[TokenizedText]:
+        """Single texts, as classifiers take them, each with its prompt."""
+        prompt = self.prompts.text(prompt_name)
+        return self._tokenize([prompt + text for text in texts], None)
+
+    def tokenize_chats(self, chats: Sequence[Sequence[Mapping[str, Any]]]) -> list[TokenizedText]:
+        """Chats of {"role", "content"} messages in the model's own template, as reward models take them."""
+        if self.tokenizer.chat_template is None:
+            raise ConfigError(f"model {self.model!r} has no chat template")
+        texts = [self.tokenizer.apply_chat_template(list(chat), tokenize=False) for chat in chats]
+        return self._tokenize(texts, None, add_special_tokens=False)
+
+    def _tokenize(
+        self, first: list[str], second: list[str] | None, *, add_special_tokens: bool = True
+    ) -> list[TokenizedText]:
+        if not first:
+            return []
+        assert self.contract.truncation is not None
+        limit = self.contract.truncation.max_tokens
+        options = {"truncation": "longest_first", "max_length": limit, "add_special_tokens": add_special_tokens}
+        encoded = self.tokenizer(first, second, **options)
+        types = encoded.get("token_type_ids") or [None] * len(first)
+        return [TokenizedText(input_ids=i, type_ids=t) for i, t in zip(encoded["input_ids"], types, strict=True)]
+
+
+def _saved_transformer(path: str, per_token: bool) -> Any:
+    """The Transformer module of a folder that `CrossEncoder.save` wrote; None for a plain folder."""
+    modules = read_modules(path)
+    if modules is None:
+        return None
+    if [name for name, _ in modules] != ["Transformer"]:
+        names = ", ".join(name for name, _ in modules)
+        raise ConfigError(
+            f"model {path}: its modules are {names}; a reranker is supported as one Transformer with a head for "
+            "sequence classification (LogitScore, the yes and no of a language model, is not)"
+        )
+    transformer = read_transformer(path, modules[0][1])
+    if transformer.task != "sequence-classification" or per_token:
+        raise ConfigError(f"model {path}: it was saved for {transformer.task}")
+    return transformer
+
+
+def _activation(path: str, config: Any) -> str:
+    """As `CrossEncoder.get_default_activation_fn` has it: as saved, else sigmoid for one label, nothing for several."""
+    folder = read_json(path, "config_sentence_transformers.json") or {}
+    inside = getattr(config, "sentence_transformers", None) or {}
+    before_4 = getattr(config, "sbert_ce_default_activation_function", None)
+    named = (folder.get("activation_fn") if read_modules(path) else None) or inside.get("activation_fn") or before_4
+    return named or (_SIGMOID if config.num_labels == 1 else _IDENTITY)
+
+
+class Scorer:
+    """A model with a classification head on one device.
+
+    Raises `ConfigError` when weights are missing, and when the head reads padding: BERT's takes what stands first,
+    which on the left is padding.
+    """
+
+    def __init__(self, facts: ScorerFacts, *, dtype: str, device: str, attention: str | None = None) -> None:
+        self.facts = facts
+        self.device = torch.device(resolve_device(device))
+        per_token = facts.contract.output.shape == "token_scores"
+        self.model: Any = load_whole(
+            AutoModelForTokenClassification if per_token else AutoModelForSequenceClassification,
+            facts.path,
+            facts.config,
+            dtype=dtype,
+            device=str(self.device),
+            attention=attention,
+            subfolder=facts.subfolder,
+        )
+        self.activation = torch_module(facts.path, facts.activation)
+        self.first_position = first_position(self.model)
+        if not per_token:
+            self._check_padding()
+
+    def weights_digest(self) -> str:
+        """Digest over all weights, at the loaded precision."""
+        return weights_digest(self.model)
+
+    @torch.inference_mode()
+    def score(self, texts: Sequence[TokenizedText]) -> npt.NDArray[np.float32]:
+        """float32 scores in order: (B,) where the model has one label, else (B, labels)."""
+        scores = self.activation(self._logits(texts)[0])
+        scores = scores.squeeze(-1) if len(self.facts.labels) == 1 else scores
+        return np.asarray(scores.cpu().numpy())
+
+    @torch.inference_mode()
+    def score_tokens(self, texts: Sequence[TokenizedText]) -> list[npt.NDArray[np.float32]]:
+        """float32 logits (t_i, labels) of each text's tokens, special tokens included, in order."""
+        logits, mask = self._logits(texts)
+        return [rows[kept].cpu().numpy() for rows, kept in zip(logits, mask.bool(), strict=True)]
+
+    @torch.inference_mode()
+    def _check_padding(self) -> None:
+        short, long = self.facts.tokenize_texts(["a", "a longer text"])
+        alone, beside = self._logits([short])[0][0], self._logits([short, long])[0][0]
+        tolerance = 1e-3 if self.model.dtype == torch.float32 else 5e-2  # of logits: half precision rounds by batch
+        if not torch.allclose(alone, beside, rtol=tolerance, atol=tolerance):
+            assert self.facts.contract.padding is not None
+            raise ConfigError(
+                f"model {self.facts.model!r} scores a text otherwise beside a longer one: its head reads the padding, "
+                f"which is on the {self.facts.contract.padding.side}; give pooling.padding.side the other side"
+            )
+
+    def _logits(self, texts: Sequence[TokenizedText]) -> tuple[torch.Tensor, torch.Tensor]:
+        """float32 logits (B, labels) or (B, T, labels), and the mask (B, T)."""
+        assert self.facts.contract.padding is not None
+        side = self.facts.contract.padding.side
+        pad = self.facts.config.get_text_config().pad_token_id
+        rows = [text.input_ids for text in texts]
+        mask = pad_mask(rows, side=side)
+        inputs = {"input_ids": pad_rows(rows, side=side, value=pad), "attention_mask": mask}
+        types = [text.type_ids for text in texts if text.type_ids is not None]
+        if types:
+            inputs["token_type_ids"] = pad_rows(types, side=side, value=self.facts.tokenizer.pad_token_type_id)
+        inputs |= positions(mask, side, self.first_position)
+        output = self.model(**{name: tensor.to(self.device) for name, tensor in inputs.items()})
+        return output.logits.float(), mask.to(self.device)
