@@ -5,8 +5,9 @@ import pytest
 import torch
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
+from transformers import CLIPImageProcessor
 
-from pipeline.media.resize import RESIZE_BACKEND, resize_frames
+from pipeline.media.resize import RESIZE_BACKEND, crop_frames, resize_frames
 
 
 def torchvision_resize(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -60,3 +61,23 @@ def test_the_input_is_not_changed():
 
 def test_the_back_end_names_the_torch_release():
     assert RESIZE_BACKEND.endswith("/" + torch.__version__.split("+")[0])
+
+
+def test_bilinear_pixels_equal_torchvisions():
+    rng = np.random.default_rng(8)
+    for height, width, new_height, new_width in [(61, 83, 40, 48), (20, 30, 64, 32), (300, 7, 112, 16)]:
+        pixels = rng.integers(0, 256, (2, height, width, 3), dtype=np.uint8)
+        frames = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
+        size, mode = [new_height, new_width], InterpolationMode.BILINEAR
+        expected = reference.resize(frames, size, interpolation=mode, antialias=True).permute(0, 2, 3, 1).numpy()
+        assert np.array_equal(resize_frames(pixels, (new_height, new_width), "bilinear"), expected)
+
+
+@pytest.mark.parametrize("size", [(32, 32), (31, 20), (48, 80), (60, 81), (49, 100), (100, 33)])
+def test_crops_equal_the_image_processors(size):
+    pixels = np.random.default_rng(1).integers(0, 256, (2, 48, 80, 3), dtype=np.uint8)
+    crop_size = {"height": size[0], "width": size[1]}
+    processor = CLIPImageProcessor(do_resize=False, do_rescale=False, do_normalize=False, crop_size=crop_size)
+    expected = processor(images=list(pixels), return_tensors="np")["pixel_values"].transpose(0, 2, 3, 1)
+    cropped = crop_frames(pixels, size)
+    assert cropped.dtype == np.uint8 and cropped.flags.c_contiguous and np.array_equal(cropped, expected)

@@ -1,0 +1,278 @@
+"""Dual encoders (CLIP, SigLIP, SigLIP 2 with NaFlex): texts and images to vectors of one space, a tower at a time."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, CLIPModel, Siglip2Model, SiglipModel
+
+from pipeline.errors import ConfigError
+from pipeline.features.identity import canonical_json
+from pipeline.media.resize import Resample
+from pipeline.models.checkpoint import load_whole, weights_digest
+from pipeline.models.padding import pad_mask, pad_rows
+from pipeline.models.vision_language import resolve_device, resolve_model
+from pipeline.planning.image_size import (
+    ExactSize,
+    ImageGeometry,
+    MaxPatches,
+    ResizeRule,
+    ShortestEdge,
+    resized_size,
+)
+from pipeline.pooling.contract import Normalisation, Output, Padding, PoolingContract, Truncation
+from pipeline.pooling.pool import finish
+
+Tower = Literal["text", "image"]
+_WHOLE: dict[str, Any] = {"clip": CLIPModel, "siglip": SiglipModel, "siglip2": Siglip2Model}
+_PARTS: dict[Tower, tuple[str, ...]] = {
+    "text": ("text_model", "text_projection"),
+    "image": ("vision_model", "visual_projection"),
+}
+_RESAMPLE: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class DualEncoderFacts:
+    """Tokenizer, image processor, configuration and contracts of a dual encoder; loads no weights.
+
+    Images are resized by `resample` to `image_geometry(…).resized_size`, and the middle of them shown to the model.
+    """
+
+    model: str
+    path: str
+    config: Any
+    tokenizer: Any
+    image_processor: Any
+    text_contract: PoolingContract
+    image_contract: PoolingContract
+    resize: ResizeRule
+    resample: Resample
+    crop: tuple[int, int] | None
+
+    @classmethod
+    def load(cls, model: str, pooling: Mapping[str, Any] | None = None) -> DualEncoderFacts:
+        """`pooling` replaces `normalisation` and `output` of both towers' contracts.
+
+        Raises `ConfigError` for what cannot be read, families other than CLIP, SigLIP and SigLIP 2, and an image
+        processor that makes another size than the tower takes.
+        """
+        path, where = resolve_model(model), f"model {model!r}"
+        given = dict(pooling or {})
+        if given.keys() - {"normalisation", "output"}:
+            raise ConfigError(
+                f"{where}: a dual encoder pools in its own way; only normalisation and output can be given"
+            )
+        try:
+            config = AutoConfig.from_pretrained(path)
+            if config.model_type not in _WHOLE:
+                raise ConfigError(f"{where}: {config.model_type!r} is none of the families {', '.join(_WHOLE)}")
+            tokenizer: Any = AutoTokenizer.from_pretrained(path)
+            image_processor: Any = AutoImageProcessor.from_pretrained(path)  # type: ignore[no-untyped-call]
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{where} cannot be loaded: {error}") from error
+        facts = cls(
+            model=model,
+            path=path,
+            config=config,
+            tokenizer=tokenizer,
+            image_processor=image_processor,
+            text_contract=_text_contract(config, tokenizer).with_given(given),
+            image_contract=_contract(None, None).with_given(given),
+            resize=_resize_rule(where, image_processor),
+            resample=_resample(where, image_processor),
+            crop=_crop(image_processor),
+        )
+        facts._check(where)
+        return facts
+
+    def _check(self, where: str) -> None:
+        kept = self.text_contract.output.dimensions
+        if kept is not None and kept > self.vector_size:
+            raise ConfigError(f"{where}: output.dimensions is {kept}, its vectors have {self.vector_size}")
+        if self.text_contract.output.shape != "vector":
+            raise ConfigError(
+                f"{where}: a dual encoder makes one vector an item, not {self.text_contract.output.shape}"
+            )
+        side = getattr(self.config.vision_config, "image_size", None)
+        made = self.image_geometry(480, 640).cropped_size
+        if not isinstance(self.resize, MaxPatches) and made != (side, side):
+            raise ConfigError(f"{where}: its processor makes images of {made}, its tower takes {side} x {side}")
+        if getattr(self.config.vision_config, "vision_use_head", True) is False:
+            raise ConfigError(f"{where}: its vision tower has no head that pools")
+
+    @property
+    def vector_size(self) -> int:
+        """Dimensions of a vector before any are cut."""
+        text = self.config.text_config
+        if self.config.model_type == "clip":
+            return int(self.config.projection_dim)
+        return int(getattr(text, "projection_size", None) or text.hidden_size)
+
+    @property
+    def dimensions(self) -> int:
+        """Dimensions of a vector as it comes out."""
+        return self.text_contract.output.dimensions or self.vector_size
+
+    def image_geometry(self, height: int, width: int) -> ImageGeometry:
+        """What an image of `height` x `width` pixels is resized and cropped to, and its patches."""
+        size = resized_size(self.resize, height, width)
+        rows, columns = shown = self.crop or size
+        patch = self.config.vision_config.patch_size
+        return ImageGeometry(resized_size=size, cropped_size=shown, grid=(rows // patch, columns // patch))
+
+    @property
+    def processor_digest(self) -> str:
+        """Digest over everything the image processor is configured with."""
+        terms = {"class": type(self.image_processor).__name__, "image": self.image_processor.to_json_string()}
+        return hashlib.sha256(canonical_json(terms)).hexdigest()[:16]
+
+    def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
+        """Token ids of each text with its special tokens, truncated as `text_contract` says; not padded."""
+        if not texts:
+            return []
+        assert self.text_contract.truncation is not None
+        limit = self.text_contract.truncation.max_tokens
+        ids: list[list[int]] = self.tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
+        return ids
+
+
+def _contract(truncation: Truncation | None, padding: Padding | None) -> PoolingContract:
+    return PoolingContract(
+        method="model",
+        normalisation=Normalisation(kind="l2", when="after"),
+        truncation=truncation,
+        padding=padding,
+        output=Output(shape="vector"),
+    )
+
+
+def _text_contract(config: Any, tokenizer: Any) -> PoolingContract:
+    """SigLIP was trained on texts padded to its full length, and pools at the last position, whatever stands there."""
+    limit = min(tokenizer.model_max_length, config.text_config.max_position_embeddings)
+    fixed = config.model_type != "clip"
+    masked = "attention_mask" in tokenizer.model_input_names and tokenizer.padding_side == "left"
+    padding = Padding(
+        side=tokenizer.padding_side, to="max_tokens" if fixed else "longest", excluded=masked or not fixed
+    )
+    return _contract(Truncation(side=tokenizer.truncation_side, max_tokens=limit), padding)
+
+
+def _resize_rule(where: str, processor: Any) -> ResizeRule:
+    if getattr(processor, "max_num_patches", None) is not None:
+        return MaxPatches(patch_size=processor.patch_size, max_patches=processor.max_num_patches)
+    size = processor.size
+    names = {name for name in ("height", "width", "shortest_edge", "longest_edge") if getattr(size, name, None)}
+    if processor.do_resize and names == {"height", "width"}:
+        return ExactSize(height=size.height, width=size.width)
+    if processor.do_resize and names == {"shortest_edge"}:
+        return ShortestEdge(edge=size.shortest_edge)
+    raise ConfigError(
+        f"{where}: its image processor resizes by {size}, which is not supported ({processor.do_resize = })"
+    )
+
+
+def _resample(where: str, processor: Any) -> Resample:
+    if int(processor.resample) not in _RESAMPLE:
+        raise ConfigError(f"{where}: its image processor resamples by {processor.resample!r}, not bicubic or bilinear")
+    return _RESAMPLE[int(processor.resample)]
+
+
+def _crop(processor: Any) -> tuple[int, int] | None:
+    if not getattr(processor, "do_center_crop", None):
+        return None
+    return processor.crop_size.height, processor.crop_size.width
+
+
+def _load_tower(facts: DualEncoderFacts, tower: Tower, **options: Any) -> Any:
+    """The model with one tower: the other's modules are gone before any weight is read, as in `halves.py`."""
+    whole = _WHOLE[facts.config.model_type]
+    others = [name for side, names in _PARTS.items() if side != tower for name in names]
+
+    def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        whole.__init__(self, config, *args, **kwargs)
+        for name in others:
+            if hasattr(self, name):
+                delattr(self, name)
+        self._keys_to_ignore_on_load_unexpected = {".*"}
+        self._is_hf_initialized = True  # CLIP would draw random numbers for both projections
+
+    tower_class = type(whole.__name__, (whole,), {"__init__": __init__, "__module__": whole.__module__})
+    return load_whole(tower_class, facts.path, facts.config, **options)
+
+
+class TextTower:
+    """The text tower of a dual encoder on one device."""
+
+    def __init__(self, facts: DualEncoderFacts, *, dtype: str, device: str, attention: str | None = None) -> None:
+        self.facts = facts
+        self.device = torch.device(resolve_device(device))
+        self.model = _load_tower(facts, "text", dtype=dtype, device=str(self.device), attention=attention)
+
+    def weights_digest(self) -> str:
+        """Digest over the tower's and its projection's weights, at the loaded precision."""
+        return weights_digest(self.model)
+
+    @torch.inference_mode()
+    def embed_texts(self, token_ids: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
+        """float32 vectors (B, D) of B tokenized texts, in order."""
+        contract, tokenizer = self.facts.text_contract, self.facts.tokenizer
+        assert contract.padding is not None and contract.truncation is not None
+        side = contract.padding.side
+        length = contract.truncation.max_tokens if contract.padding.to == "max_tokens" else 0
+        inputs = {"input_ids": pad_rows(token_ids, side=side, value=tokenizer.pad_token_id or 0, length=length)}
+        if "attention_mask" in tokenizer.model_input_names:
+            inputs["attention_mask"] = pad_mask(token_ids, side=side, length=length)
+        output = self.model.get_text_features(**{name: tensor.to(self.device) for name, tensor in inputs.items()})
+        return np.asarray(finish(output.pooler_output.float(), contract).cpu().numpy())
+
+
+class ImageTower:
+    """The image tower of a dual encoder on one device."""
+
+    def __init__(self, facts: DualEncoderFacts, *, dtype: str, device: str, attention: str | None = None) -> None:
+        self.facts = facts
+        self.device = torch.device(resolve_device(device))
+        self.model = _load_tower(facts, "image", dtype=dtype, device=str(self.device), attention=attention)
+
+    def weights_digest(self) -> str:
+        """Digest over the tower's and its projection's weights, at the loaded precision."""
+        return weights_digest(self.model)
+
+    @torch.inference_mode()
+    def embed_images(self, images: Sequence[npt.NDArray[np.uint8]] | npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+        """float32 vectors (B, D) of B uint8 images (H, W, 3), or of one array (B, H, W, 3), in order.
+
+        Each image has its `resized_size`, or has been cropped to its `cropped_size` already. Sizes may differ. Raises
+        `ValueError` for an image that has neither.
+        """
+        for image in images:
+            self._check_size(image)
+        tensors = [torch.from_numpy(image).permute(2, 0, 1).contiguous().to(self.device) for image in images]
+        options: dict[str, Any] = {"do_resize": False, "input_data_format": "channels_first", "return_tensors": "pt"}
+        if isinstance(self.facts.resize, MaxPatches):
+            patch = self.facts.resize.patch_size
+            # The most in the batch, not the most there can be: the rest is masked padding either way.
+            options["max_num_patches"] = max((i.shape[0] // patch) * (i.shape[1] // patch) for i in images)
+        inputs = self.facts.image_processor(images=tensors, **options).to(self.device)
+        inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
+        output = self.model.get_image_features(**inputs)
+        return np.asarray(finish(output.pooler_output.float(), self.facts.image_contract).cpu().numpy())
+
+    def _check_size(self, image: npt.NDArray[np.uint8]) -> None:
+        height, width, channels = image.shape
+        rule = self.facts.resize
+        if isinstance(rule, MaxPatches):
+            fits = not (height % rule.patch_size or width % rule.patch_size)
+        elif isinstance(rule, ShortestEdge):
+            fits = min(height, width) == rule.edge or (height, width) == self.facts.crop
+        else:
+            fits = (height, width) in ((rule.height, rule.width), self.facts.crop)
+        if channels != 3 or image.dtype != np.uint8 or not fits:
+            raise ValueError(f"an image of {image.dtype} {image.shape} was not resized by {rule}")
