@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.hub import cached_file
 
 from pipeline.errors import ConfigError
+from pipeline.features.identity import canonical_json
 
 
 def checkpoint_file(path: str, filename: str, subfolder: str = "") -> str | None:
@@ -37,6 +39,32 @@ def read_json(path: str, filename: str, subfolder: str = "") -> Any:
         raise ConfigError(
             f"model {path}: {subfolder and subfolder + '/'}{filename} is not valid JSON: {error}"
         ) from error
+
+
+def load_tokenizer(model: str, path: str, subfolder: str = "") -> Any:
+    """The tokenizer. Raises `ConfigError` when it cannot be read or gives no character offsets."""
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(path, subfolder=subfolder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {model!r}: its tokenizer cannot be loaded: {error}") from error
+    if not tokenizer.is_fast:
+        raise ConfigError(f"model {model!r}: {type(tokenizer).__name__} is not a fast tokenizer, which is needed")
+    return tokenizer
+
+
+def load_config(model: str, path: str, subfolder: str = "") -> Any:
+    """The configuration. Raises `ConfigError` when it cannot be read."""
+    try:
+        return AutoConfig.from_pretrained(path, subfolder=subfolder)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model {model!r}: its configuration cannot be loaded: {error}") from error
+
+
+def tokenizer_digest(tokenizer: Any) -> str:
+    """16 hex digits over vocabulary, rules and chat template; how texts are cut and padded is the contract's."""
+    rules = json.loads(tokenizer.backend_tokenizer.to_str())
+    terms = {name: value for name, value in rules.items() if name not in ("truncation", "padding")}
+    return hashlib.sha256(canonical_json([terms, tokenizer.chat_template])).hexdigest()[:16]
 
 
 def load_whole(

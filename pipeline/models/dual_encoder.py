@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoConfig, AutoImageProcessor, AutoTokenizer, CLIPModel, Siglip2Model, SiglipModel
+from transformers import AutoImageProcessor, CLIPModel, Siglip2Model, SiglipModel
 
 from pipeline.errors import ConfigError
 from pipeline.features.identity import canonical_json
 from pipeline.media.resize import Resample
-from pipeline.models.checkpoint import load_whole, weights_digest
+from pipeline.models.checkpoint import load_config, load_tokenizer, load_whole, tokenizer_digest, weights_digest
 from pipeline.models.padding import pad_mask, pad_rows
 from pipeline.models.vision_language import resolve_device, resolve_model
 from pipeline.planning.image_size import (
@@ -69,14 +70,14 @@ class DualEncoderFacts:
             raise ConfigError(
                 f"{where}: a dual encoder pools in its own way; only normalisation and output can be given"
             )
+        config = load_config(model, path)
+        if config.model_type not in _WHOLE:
+            raise ConfigError(f"{where}: {config.model_type!r} is none of the families {', '.join(_WHOLE)}")
+        tokenizer = load_tokenizer(model, path)
         try:
-            config = AutoConfig.from_pretrained(path)
-            if config.model_type not in _WHOLE:
-                raise ConfigError(f"{where}: {config.model_type!r} is none of the families {', '.join(_WHOLE)}")
-            tokenizer: Any = AutoTokenizer.from_pretrained(path)
             image_processor: Any = AutoImageProcessor.from_pretrained(path)  # type: ignore[no-untyped-call]
         except (OSError, ValueError) as error:
-            raise ConfigError(f"{where} cannot be loaded: {error}") from error
+            raise ConfigError(f"{where}: its image processor cannot be loaded: {error}") from error
         facts = cls(
             model=model,
             path=path,
@@ -104,6 +105,9 @@ class DualEncoderFacts:
         made = self.image_geometry(480, 640).cropped_size
         if not isinstance(self.resize, MaxPatches) and made != (side, side):
             raise ConfigError(f"{where}: its processor makes images of {made}, its tower takes {side} x {side}")
+        patch = self.config.vision_config.patch_size
+        if isinstance(self.resize, MaxPatches) and self.resize.patch_size != patch:
+            raise ConfigError(f"{where}: its processor cuts patches of {self.resize.patch_size}, its tower of {patch}")
         if getattr(self.config.vision_config, "vision_use_head", True) is False:
             raise ConfigError(f"{where}: its vision tower has no head that pools")
 
@@ -127,18 +131,23 @@ class DualEncoderFacts:
         patch = self.config.vision_config.patch_size
         return ImageGeometry(resized_size=size, cropped_size=shown, grid=(rows // patch, columns // patch))
 
-    @property
-    def processor_digest(self) -> str:
-        """Digest over everything the image processor is configured with."""
-        terms = {"class": type(self.image_processor).__name__, "image": self.image_processor.to_json_string()}
+    @cached_property
+    def text_digest(self) -> str:
+        """16 hex digits over all that text vectors depend on besides texts, weights and precision."""
+        terms = [self.text_contract.as_dict(), tokenizer_digest(self.tokenizer)]
         return hashlib.sha256(canonical_json(terms)).hexdigest()[:16]
+
+    @cached_property
+    def image_digest(self) -> str:
+        """16 hex digits over all that image vectors depend on besides decoded pixels, weights and precision."""
+        processor = [type(self.image_processor).__name__, self.image_processor.to_json_string()]
+        return hashlib.sha256(canonical_json([self.image_contract.as_dict(), processor])).hexdigest()[:16]
 
     def tokenize(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text with its special tokens, truncated as `text_contract` says; not padded."""
         if not texts:
             return []
-        assert self.text_contract.truncation is not None
-        limit = self.text_contract.truncation.max_tokens
+        limit = self.text_contract.for_texts()[0].max_tokens
         ids: list[list[int]] = self.tokenizer(list(texts), truncation=True, max_length=limit)["input_ids"]
         return ids
 
@@ -223,9 +232,9 @@ class TextTower:
     def embed_texts(self, token_ids: Sequence[Sequence[int]]) -> npt.NDArray[np.float32]:
         """float32 vectors (B, D) of B tokenized texts, in order."""
         contract, tokenizer = self.facts.text_contract, self.facts.tokenizer
-        assert contract.padding is not None and contract.truncation is not None
-        side = contract.padding.side
-        length = contract.truncation.max_tokens if contract.padding.to == "max_tokens" else 0
+        truncation, padding = contract.for_texts()
+        side = padding.side
+        length = truncation.max_tokens if padding.to == "max_tokens" else 0
         inputs = {"input_ids": pad_rows(token_ids, side=side, value=tokenizer.pad_token_id or 0, length=length)}
         if "attention_mask" in tokenizer.model_input_names:
             inputs["attention_mask"] = pad_mask(token_ids, side=side, length=length)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -12,10 +14,25 @@ import torch
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from pipeline.errors import ConfigError
-from pipeline.models.checkpoint import load_whole, read_json, weights_digest
+from pipeline.features.identity import canonical_json
+from pipeline.models.checkpoint import (
+    load_config,
+    load_tokenizer,
+    load_whole,
+    read_json,
+    tokenizer_digest,
+    weights_digest,
+)
 from pipeline.models.padding import first_position, pad_mask, pad_rows, positions
-from pipeline.models.sentence_folder import Prompts, read_modules, read_prompts, read_transformer, torch_module
-from pipeline.models.text import apply_sides, check_max_tokens, load_tokenizer, read_max_tokens
+from pipeline.models.sentence_folder import (
+    Prompts,
+    TransformerModule,
+    read_modules,
+    read_prompts,
+    read_transformer,
+    torch_module,
+)
+from pipeline.models.text import check_max_tokens, read_max_tokens
 from pipeline.models.vision_language import resolve_device, resolve_model
 from pipeline.pooling.contract import Normalisation, Output, Padding, PoolingContract, Truncation
 
@@ -40,7 +57,7 @@ class ScorerFacts:
 
     model: str
     path: str
-    subfolder: str
+    saved: TransformerModule | None
     config: Any
     tokenizer: Any
     contract: PoolingContract
@@ -52,14 +69,15 @@ class ScorerFacts:
     def load(cls, model: str, pooling: Mapping[str, Any] | None = None, *, per_token: bool = False) -> ScorerFacts:
         """A model for sequence classification, or with `per_token` for token classification.
 
-        `pooling` replaces fields of the contract, such as `truncation.max_tokens`. Raises `ConfigError` for what cannot
-        be read or is not supported.
+        `pooling` replaces `truncation` and `padding` of the contract, whole or in part. Raises `ConfigError` for what
+        cannot be read or is not supported.
         """
-        path = resolve_model(model)
+        path, given = resolve_model(model), dict(pooling or {})
+        if given.keys() - {"truncation", "padding"}:
+            raise ConfigError(f"model {model!r} has a head of its own: only truncation and padding can be given")
         saved = _saved_transformer(path, per_token)
-        config, tokenizer = load_tokenizer(model, path, saved.subfolder if saved else "")
-        if saved is not None and saved.do_lower_case:
-            raise ConfigError(f"model {model!r}: do_lower_case is not supported for rerankers")
+        subfolder = saved.subfolder if saved else ""
+        config, tokenizer = load_config(model, path, subfolder), load_tokenizer(model, path, subfolder)
         limit = read_max_tokens(config, tokenizer, saved.max_seq_length if saved else None)
         read = PoolingContract(
             method="model",
@@ -71,41 +89,44 @@ class ScorerFacts:
         facts = cls(
             model=model,
             path=path,
-            subfolder=saved.subfolder if saved else "",
+            saved=saved,
             config=config,
             tokenizer=tokenizer,
-            contract=read.with_given(pooling or {}),
+            contract=read.with_given(given),
             prompts=read_prompts(path),
             activation=_IDENTITY if per_token else _activation(path, config),
             labels=tuple(config.id2label[column] for column in range(config.num_labels)),
         )
-        facts._check(read)
+        facts._check()
         return facts
 
-    def _check(self, read: PoolingContract) -> None:
-        contract, where = self.contract, f"model {self.model!r}"
-        if contract.with_given({"truncation": None, "padding": None}) != read.with_given(
-            {"truncation": None, "padding": None}
-        ):
-            raise ConfigError(f"{where}: only truncation and padding of a model with a head of its own can be given")
-        if contract.truncation is None or contract.padding is None:
-            raise ConfigError(f"{where}: a text model needs truncation and padding in its contract")
-        check_max_tokens(where, self.config, contract.truncation.max_tokens)
+    def _check(self) -> None:
+        where = f"model {self.model!r}"
+        truncation, padding = self.contract.for_texts()
+        check_max_tokens(where, self.config, truncation.max_tokens)
+        if padding.to != "longest" or not padding.excluded:
+            raise ConfigError(f"{where}: padding is to the longest text, and excluded; got {padding}")
         text_config = self.config.get_text_config()
         if text_config.pad_token_id is None:
             if self.tokenizer.pad_token_id is None:
                 raise ConfigError(f"{where} has no padding token: its texts cannot be in one batch")
             # A decoder's head scores at the last token that is not its configuration's padding token.
             text_config.pad_token_id = self.tokenizer.pad_token_id
-        apply_sides(self.tokenizer, contract)
+        self.tokenizer.truncation_side, self.tokenizer.padding_side = truncation.side, padding.side
         torch_module(self.path, self.activation)
+
+    @cached_property
+    def processing_digest(self) -> str:
+        """16 hex digits over all that the scores depend on besides texts, weights and precision."""
+        terms = [self.contract.as_dict(), self.activation, asdict(self.prompts), tokenizer_digest(self.tokenizer)]
+        return hashlib.sha256(canonical_json(terms)).hexdigest()[:16]
 
     def tokenize_pairs(self, pairs: Sequence[tuple[str, str]], prompt_name: str | None = None) -> list[TokenizedText]:
         """(query, document) pairs, the query with its prompt; the longer of the two loses tokens first.
 
         Raises `ConfigError` for a model whose pairs sentence-transformers would put into a chat template.
         """
-        if self.tokenizer.chat_template is not None and read_modules(self.path) is None:
+        if self.tokenizer.chat_template is not None and self.saved is None:
             raise ConfigError(f"model {self.model!r}: pairs for its chat template are not supported")
         prompt = self.prompts.text(prompt_name)
         return self._tokenize([prompt + query for query, _ in pairs], [document for _, document in pairs])
@@ -127,15 +148,14 @@ class ScorerFacts:
     ) -> list[TokenizedText]:
         if not first:
             return []
-        assert self.contract.truncation is not None
-        limit = self.contract.truncation.max_tokens
+        limit = self.contract.for_texts()[0].max_tokens
         options = {"truncation": "longest_first", "max_length": limit, "add_special_tokens": add_special_tokens}
         encoded = self.tokenizer(first, second, **options)
         types = encoded.get("token_type_ids") or [None] * len(first)
         return [TokenizedText(input_ids=i, type_ids=t) for i, t in zip(encoded["input_ids"], types, strict=True)]
 
 
-def _saved_transformer(path: str, per_token: bool) -> Any:
+def _saved_transformer(path: str, per_token: bool) -> TransformerModule | None:
     """The Transformer module of a folder that `CrossEncoder.save` wrote; None for a plain folder."""
     modules = read_modules(path)
     if modules is None:
@@ -149,6 +169,8 @@ def _saved_transformer(path: str, per_token: bool) -> Any:
     transformer = read_transformer(path, modules[0][1])
     if transformer.task != "sequence-classification" or per_token:
         raise ConfigError(f"model {path}: it was saved for {transformer.task}")
+    if transformer.do_lower_case:
+        raise ConfigError(f"model {path}: do_lower_case is not supported for rerankers")
     return transformer
 
 
@@ -179,7 +201,7 @@ class Scorer:
             dtype=dtype,
             device=str(self.device),
             attention=attention,
-            subfolder=facts.subfolder,
+            subfolder=facts.saved.subfolder if facts.saved else "",
         )
         self.activation = torch_module(facts.path, facts.activation)
         self.first_position = first_position(self.model)
@@ -209,16 +231,15 @@ class Scorer:
         alone, beside = self._logits([short])[0][0], self._logits([short, long])[0][0]
         tolerance = 1e-3 if self.model.dtype == torch.float32 else 5e-2  # of logits: half precision rounds by batch
         if not torch.allclose(alone, beside, rtol=tolerance, atol=tolerance):
-            assert self.facts.contract.padding is not None
+            side = self.facts.contract.for_texts()[1].side
             raise ConfigError(
                 f"model {self.facts.model!r} scores a text otherwise beside a longer one: its head reads the padding, "
-                f"which is on the {self.facts.contract.padding.side}; give pooling.padding.side the other side"
+                f"which is on the {side}; give pooling.padding.side the other side"
             )
 
     def _logits(self, texts: Sequence[TokenizedText]) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 logits (B, labels) or (B, T, labels), and the mask (B, T)."""
-        assert self.facts.contract.padding is not None
-        side = self.facts.contract.padding.side
+        side = self.facts.contract.for_texts()[1].side
         pad = self.facts.config.get_text_config().pad_token_id
         rows = [text.input_ids for text in texts]
         mask = pad_mask(rows, side=side)

@@ -27,6 +27,8 @@ _FLAGS = {
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+# These leave their prompts out of the pool and do not say so: sentence-transformers knows them by name.
+_PROMPTS_EXCLUDED = ("hkunlp/instructor-base", "hkunlp/instructor-large", "hkunlp/instructor-xl")
 _TRANSFORMER_FILES = tuple(
     f"sentence_{name}_config.json"
     for name in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
@@ -61,13 +63,17 @@ class TransformerModule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SentenceFolder:
-    """Transformer, pooling, dense layers and normalisation of a sentence embedding model, in this order."""
+    """Transformer, pooling, dense layers and normalisation of a sentence embedding model, in this order.
+
+    `dimensions` are those that are kept of its vectors; None keeps all.
+    """
 
     transformer: TransformerModule
     method: Method
     include_prompt: bool
     dense: tuple[DenseLayer, ...]
     normalised: bool
+    dimensions: int | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,9 +162,10 @@ def read_sentence_folder(path: str) -> SentenceFolder | None:
     return SentenceFolder(
         transformer=transformer,
         method=_pooling_method(path, pooling),
-        include_prompt=pooling.get("include_prompt", True),
+        include_prompt=pooling.get("include_prompt", True) and path not in _PROMPTS_EXCLUDED,
         dense=tuple(_dense_layer(path, subfolder) for name, subfolder in modules if name == "Dense"),
         normalised=names[-1] == "Normalize",
+        dimensions=(read_json(path, "config_sentence_transformers.json") or {}).get("truncate_dim"),
     )
 
 
@@ -210,4 +217,7 @@ def torch_module(path: str, dotted_name: str) -> nn.Module:
     kind = getattr(torch.nn, dotted_name.rpartition(".")[2], None)
     if not dotted_name.startswith("torch.nn.") or not (isinstance(kind, type) and issubclass(kind, nn.Module)):
         raise ConfigError(f"model {path}: activation {dotted_name!r} is not a module of torch.nn")
-    return kind()
+    try:
+        return kind()
+    except TypeError as error:
+        raise ConfigError(f"model {path}: activation {dotted_name!r} cannot be made: {error}") from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any
 
@@ -14,11 +15,19 @@ from safetensors.torch import load_file
 from tokenizers.normalizers import Lowercase
 from tokenizers.normalizers import Sequence as NormalizerSequence
 from torch import nn
-from transformers import AutoConfig, AutoModel, AutoModelForTextEncoding, AutoTokenizer
+from transformers import AutoModel, AutoModelForTextEncoding
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING
 
 from pipeline.errors import ConfigError
-from pipeline.models.checkpoint import checkpoint_file, load_whole, weights_digest
+from pipeline.features.identity import canonical_json
+from pipeline.models.checkpoint import (
+    checkpoint_file,
+    load_config,
+    load_tokenizer,
+    load_whole,
+    tokenizer_digest,
+    weights_digest,
+)
 from pipeline.models.padding import first_position, pad_mask, pad_rows, positions
 from pipeline.models.sentence_folder import (
     DenseLayer,
@@ -58,7 +67,7 @@ class TextFacts:
         path = resolve_model(model)
         folder = read_sentence_folder(path)
         subfolder = folder.transformer.subfolder if folder else ""
-        config, tokenizer = load_tokenizer(model, path, subfolder)
+        config, tokenizer = load_config(model, path, subfolder), load_tokenizer(model, path, subfolder)
         if hasattr(config, "vision_config"):
             raise ConfigError(
                 f"model {model!r}: {config.model_type!r} embeds images and texts in one; not supported yet"
@@ -68,9 +77,7 @@ class TextFacts:
         else:
             contract = _read_contract(folder, config, tokenizer).with_given(pooling or {})
             if folder.transformer.do_lower_case:
-                backend = tokenizer.backend_tokenizer
-                steps = [Lowercase(), *([backend.normalizer] if backend.normalizer is not None else [])]
-                backend.normalizer = NormalizerSequence(steps)
+                _lower_case(tokenizer.backend_tokenizer)
         facts = cls(
             model=model,
             path=path,
@@ -85,28 +92,32 @@ class TextFacts:
 
     def _check(self) -> None:
         contract, where = self.contract, f"model {self.model!r}"
-        if contract.truncation is None or contract.padding is None or contract.method == "model":
-            raise ConfigError(
-                f"{where}: a text model needs a method of its own, truncation and padding in its contract"
-            )
+        truncation, padding = contract.for_texts()
+        if contract.method == "model":
+            raise ConfigError(f"{where}: method 'model' is for models with a head that pools")
         if contract.method == "none" and self.folder is not None and self.folder.dense:
             raise ConfigError(f"{where}: its dense layers work on pooled vectors, not on token vectors")
-        check_max_tokens(where, self.config, contract.truncation.max_tokens)
+        check_max_tokens(where, self.config, truncation.max_tokens)
         kept = contract.output.dimensions
         if kept is not None and kept > self.vector_size:
             raise ConfigError(f"{where}: output.dimensions is {kept}, its vectors have {self.vector_size}")
-        apply_sides(self.tokenizer, contract)
-        if contract.padding.to != "longest":
-            raise ConfigError(f"{where}: padding.to {contract.padding.to!r} is of no use where padding is excluded")
+        if padding.to != "longest":
+            raise ConfigError(f"{where}: padding.to {padding.to!r} is of no use where padding is excluded")
+        self.tokenizer.truncation_side, self.tokenizer.padding_side = truncation.side, padding.side
         if any(self.tokenizer("a b").get("token_type_ids", [])):
             raise ConfigError(f"{where}: its tokenizer gives single texts segments, which is not supported")
 
     @cached_property
+    def processing_digest(self) -> str:
+        """16 hex digits over all that the vectors depend on besides texts, weights and precision."""
+        folder = None if self.folder is None else asdict(self.folder)
+        terms = [self.contract.as_dict(), folder, asdict(self.prompts), tokenizer_digest(self.tokenizer)]
+        return hashlib.sha256(canonical_json(terms)).hexdigest()[:16]
+
+    @property
     def vector_size(self) -> int:
         """Dimensions of a vector before any are cut."""
-        if self.folder is not None and self.folder.dense:
-            return self.folder.dense[-1].out_features
-        return int(self.config.get_text_config().hidden_size)
+        return _vector_size(self.folder, self.config)
 
     @property
     def dimensions(self) -> int:
@@ -121,11 +132,9 @@ class TextFacts:
         if not texts:
             return []
         prompt = self.prompts.text(prompt_name)
-        assert self.contract.truncation is not None
-        limit = self.contract.truncation.max_tokens
-        ids: list[list[int]] = self.tokenizer([prompt + text for text in texts], truncation=True, max_length=limit)[
-            "input_ids"
-        ]
+        truncation, _ = self.contract.for_texts()
+        prompted = [prompt + text for text in texts]
+        ids: list[list[int]] = self.tokenizer(prompted, truncation=True, max_length=truncation.max_tokens)["input_ids"]
         return ids
 
     def num_prompt_tokens(self, prompt_name: str | None = None) -> int:
@@ -136,23 +145,6 @@ class TextFacts:
         ids = self.tokenizer(prompt)["input_ids"]
         # As sentence-transformers counts (`Transformer._get_prompt_length`): a closing special token is the text's.
         return len(ids) - (ids[-1] in self.tokenizer.all_special_ids)
-
-
-def load_tokenizer(model: str, path: str, subfolder: str) -> tuple[Any, Any]:
-    """Configuration and tokenizer. Raises `ConfigError` when they cannot be read."""
-    try:
-        config = AutoConfig.from_pretrained(path, subfolder=subfolder)
-        tokenizer: Any = AutoTokenizer.from_pretrained(path, subfolder=subfolder)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model {model!r} cannot be loaded: {error}") from error
-    return config, tokenizer
-
-
-def apply_sides(tokenizer: Any, contract: PoolingContract) -> None:
-    """Make the tokenizer cut and pad at the contract's sides."""
-    if contract.truncation is not None and contract.padding is not None:
-        tokenizer.truncation_side = contract.truncation.side
-        tokenizer.padding_side = contract.padding.side
 
 
 def read_max_tokens(config: Any, tokenizer: Any, saved: int | None) -> int:
@@ -173,8 +165,16 @@ def check_max_tokens(where: str, config: Any, max_tokens: int) -> None:
         raise ConfigError(f"{where} has {positions} positions: truncation.max_tokens is {max_tokens}")
 
 
+def _vector_size(folder: SentenceFolder | None, config: Any) -> int:
+    if folder is not None and folder.dense:
+        return folder.dense[-1].out_features
+    return int(config.get_text_config().hidden_size)
+
+
 def _read_contract(folder: SentenceFolder, config: Any, tokenizer: Any) -> PoolingContract:
     limit = read_max_tokens(config, tokenizer, folder.transformer.max_seq_length)
+    # More than there are keep all, as a slice does.
+    kept = folder.dimensions if folder.dimensions and folder.dimensions < _vector_size(folder, config) else None
     # Its Normalize module comes before sentence-transformers cuts dimensions (`SentenceTransformer._inference`).
     normalisation = Normalisation(kind="l2", when="before") if folder.normalised else Normalisation(kind="none")
     return PoolingContract(
@@ -182,8 +182,19 @@ def _read_contract(folder: SentenceFolder, config: Any, tokenizer: Any) -> Pooli
         normalisation=normalisation,
         truncation=Truncation(side=tokenizer.truncation_side, max_tokens=limit),
         padding=Padding(side=tokenizer.padding_side),
-        output=Output(shape="vector"),
+        output=Output(shape="vector", dimensions=kept),
     )
+
+
+def _lower_case(backend: Any) -> None:
+    before = [backend.normalizer] if backend.normalizer is not None else []
+    backend.normalizer = NormalizerSequence([Lowercase(), *before])
+
+
+def _model_class(config: Any) -> Any:
+    """Of encoder and decoder only the encoder: T5's, saved alone, no longer says that it had a decoder."""
+    encoders: Any = MODEL_FOR_TEXT_ENCODING_MAPPING
+    return AutoModelForTextEncoding if config.is_encoder_decoder or type(config) in encoders else AutoModel
 
 
 class TextEmbedder:
@@ -193,14 +204,10 @@ class TextEmbedder:
         self.facts = facts
         self.device = torch.device(resolve_device(device))
         folder = facts.folder
-        config = facts.config
-        encoder_only: Any = (
-            MODEL_FOR_TEXT_ENCODING_MAPPING  # T5's encoder, saved alone, no longer says it had a decoder
-        )
         self.model: Any = load_whole(
-            AutoModelForTextEncoding if config.is_encoder_decoder or type(config) in encoder_only else AutoModel,
+            _model_class(facts.config),
             facts.path,
-            config,
+            facts.config,
             dtype=dtype,
             device=str(self.device),
             attention=attention,
@@ -238,8 +245,7 @@ class TextEmbedder:
         if not all(token_ids):
             empty = next(row for row, ids in enumerate(token_ids) if not ids)
             raise ValueError(f"text {empty} of the batch has no tokens")
-        assert self.facts.contract.padding is not None
-        side = self.facts.contract.padding.side
+        side = self.facts.contract.for_texts()[1].side
         pad = self.facts.tokenizer.pad_token_id or 0
         ids = pad_rows(token_ids, side=side, value=pad).to(self.device)
         mask = pad_mask(token_ids, side=side).to(self.device)

@@ -120,6 +120,12 @@ class PoolingContract:
         """The fields as JSON and YAML hold them; `from_dict` takes them back."""
         return asdict(self)
 
+    def for_texts(self) -> tuple[Truncation, Padding]:
+        """Truncation and padding, which a contract for texts has. Raises `ConfigError` where one is None."""
+        if self.truncation is None or self.padding is None:
+            raise ConfigError("pooling: truncation and padding are needed for texts, and must not be None")
+        return self.truncation, self.padding
+
     def digest(self) -> str:
         """16 hex digits over `as_dict()`."""
         return hashlib.sha256(canonical_json(self.as_dict())).hexdigest()[:16]

@@ -185,8 +185,11 @@ def test_images_that_were_not_resized_are_the_callers_mistake(family: tuple[Any,
 def test_another_processor_has_another_digest(tmp_path: Path) -> None:
     digests = set()
     for number, options in enumerate([{}, {"image_mean": [0.5, 0.5, 0.5]}, {"resample": 2}, {}]):
-        digests.add(DualEncoderFacts.load(str(save_dual(tmp_path / str(number), *clip(**options)))).processor_digest)
-    assert len(digests) == 3
+        facts = DualEncoderFacts.load(str(save_dual(tmp_path / str(number), *clip(**options))))
+        digests.add((facts.image_digest, facts.text_digest))
+    assert [len({pair[tower] for pair in digests}) for tower in (0, 1)] == [3, 1]
+    cut = DualEncoderFacts.load(str(tmp_path / "0"), {"output": {"dimensions": 3}})
+    assert (cut.image_digest, cut.text_digest) not in digests
 
 
 @pytest.mark.parametrize(

@@ -197,14 +197,29 @@ def test_the_contract_says_what_was_read(tmp_path: Path) -> None:
     [
         ({"method": "mean"}, "only truncation and padding"),
         ({"output": {"dimensions": 2}}, "only truncation and padding"),
+        ({"padding": {"to": "max_tokens"}}, "padding is to the longest text"),
         ({"truncation": {"max_tokens": 65}}, "has 64 positions"),
-        ({"truncation": None}, "needs truncation and padding"),
+        ({"truncation": None}, "truncation and padding are needed for texts"),
     ],
 )
 def test_contracts_the_model_cannot_keep_are_refused(pooling: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = save_plain(tmp_path, *bert(hf.BertForSequenceClassification, num_labels=1))
     with pytest.raises(ConfigError, match=message):
         ScorerFacts.load(str(folder), pooling)
+
+
+def test_the_digest_covers_what_is_not_weights(tmp_path: Path) -> None:
+    folder = save_plain(tmp_path, *bert(hf.BertForSequenceClassification, num_labels=1))
+    facts = ScorerFacts.load(str(folder))
+    facts.tokenize_pairs(PAIRS)  # which leaves its limits in the tokenizer
+    digests = [facts.processing_digest, ScorerFacts.load(str(folder)).processing_digest]
+    assert digests[0] == digests[1]
+    digests.append(ScorerFacts.load(str(folder), {"truncation": {"max_tokens": 9}}).processing_digest)
+    change_json(folder / "tokenizer_config.json", do_lower_case=False)
+    digests.append(ScorerFacts.load(str(folder)).processing_digest)
+    change_json(folder / "config.json", sbert_ce_default_activation_function="torch.nn.modules.linear.Identity")
+    digests.append(ScorerFacts.load(str(folder)).processing_digest)
+    assert len(set(digests)) == 4
 
 
 def test_a_model_without_a_head_is_refused(tmp_path: Path) -> None:

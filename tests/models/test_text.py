@@ -18,6 +18,7 @@ from sentence_transformers.sentence_transformer.modules import LayerNorm
 
 from pipeline.errors import ConfigError
 from pipeline.language.batching import in_input_order, plan_text_batches
+from pipeline.models import sentence_folder
 from pipeline.models.text import TextEmbedder, TextFacts
 from tests.models.text_folders import (
     BASES,
@@ -106,6 +107,23 @@ def test_matryoshka_dimensions_equal_sentence_transformers(kept: int, tmp_path: 
     assert_same(after, theirs.encode(TEXTS, truncate_dim=kept, normalize_embeddings=True))
     np.testing.assert_allclose(np.linalg.norm(after, axis=1), 1, atol=1e-6)
     assert kept == WIDTH or np.linalg.norm(before, axis=1).max() < 1
+
+
+@pytest.mark.parametrize("saved", [8, 100])
+def test_dimensions_saved_with_the_folder_are_kept(saved: int, tmp_path: Path) -> None:
+    folder = save_sentence_folder(tmp_path, "bert", Normalize())
+    change_json(folder / "config_sentence_transformers.json", truncate_dim=saved)
+    assert TextFacts.load(str(folder)).dimensions == min(saved, WIDTH)
+    assert_same(embed(folder), reference(folder).encode(TEXTS))
+
+
+def test_models_known_by_name_leave_their_prompts_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_sentence_folder(tmp_path, "t5", prompts=PROMPTS)
+    monkeypatch.setattr(sentence_folder, "_PROMPTS_EXCLUDED", (str(folder),))
+    theirs = reference(folder)
+    assert not np.allclose(embed(folder, prompt_name="query"), theirs.encode(TEXTS, prompt_name="query"), atol=1e-3)
+    theirs.set_pooling_include_prompt(False)
+    assert_same(embed(folder, prompt_name="query"), theirs.encode(TEXTS, prompt_name="query"))
 
 
 @pytest.mark.parametrize("activation", [torch.nn.Tanh(), torch.nn.Identity(), torch.nn.GELU()])
@@ -204,6 +222,24 @@ def test_lower_precision_is_pooled_and_given_in_float32(tmp_path: Path) -> None:
     assert not np.array_equal(vectors, torch.from_numpy(vectors).bfloat16().float().numpy())
 
 
+def test_the_digest_covers_what_is_not_weights(tmp_path: Path) -> None:
+    folder = save_sentence_folder(tmp_path, "bert", Dense(WIDTH, 4), prompts=PROMPTS)
+    facts = TextFacts.load(str(folder))
+    facts.tokenize(TEXTS)  # which leaves its limits in the tokenizer
+    digests = [facts.processing_digest, TextFacts.load(str(folder)).processing_digest]
+    assert digests[0] == digests[1]
+    digests.append(TextFacts.load(str(folder), {"output": {"dimensions": 2}}).processing_digest)
+    for file, changes in (
+        ("tokenizer_config.json", {"do_lower_case": False}),
+        ("config_sentence_transformers.json", {"default_prompt_name": "query"}),
+        ("1_Pooling/config.json", {"include_prompt": False}),
+        ("2_Dense/config.json", {"activation_function": "torch.nn.modules.linear.Identity"}),
+    ):
+        change_json(folder / file, **changes)
+        digests.append(TextFacts.load(str(folder)).processing_digest)
+    assert len(set(digests)) == 6
+
+
 def test_weights_digest_covers_dense_layers(tmp_path: Path) -> None:
     digests = []
     for seed in (1, 1, 2):
@@ -264,6 +300,7 @@ def test_other_modules_are_refused(modules: list[Any], message: str, tmp_path: P
         ("sentence_bert_config.json", {"transformer_task": "fill-mask"}, "saved for fill-mask"),
         ("2_Dense/config.json", {"activation_function": "os.system"}, "'os.system' is not a module of torch.nn"),
         ("2_Dense/config.json", {"activation_function": "torch.nn.functional.relu"}, "is not a module of torch.nn"),
+        ("2_Dense/config.json", {"activation_function": "torch.nn.Linear"}, "cannot be made"),
     ],
 )
 def test_options_that_are_not_followed_are_refused(
@@ -297,8 +334,8 @@ def test_a_plain_folder_needs_its_contract(tmp_path: Path) -> None:
     [
         ({"truncation": {"side": "right", "max_tokens": 65}}, "has 64 positions: truncation.max_tokens is 65"),
         ({"output": {"shape": "vector", "dimensions": 33}}, "output.dimensions is 33, its vectors have 32"),
-        ({"method": "model"}, "needs a method of its own"),
-        ({"truncation": None}, "needs a method of its own, truncation and padding"),
+        ({"method": "model"}, "method 'model' is for models with a head that pools"),
+        ({"truncation": None}, "truncation and padding are needed for texts"),
         ({"padding": {"side": "right", "to": "max_tokens"}}, "of no use"),
     ],
 )
