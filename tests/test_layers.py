@@ -21,6 +21,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch": (*_NETWORKS, "pipeline/media/resize.py", "pipeline/stages/encode.py", "pipeline/stages/generate.py"),
     "torchvision": _NETWORKS,
     "transformers": _NETWORKS,
+    "sentence_transformers": ("tests/",),  # what vectors are compared with, and nothing to run by
 }
 
 # Arithmetic on metadata: the standard library, numpy, and each other.
@@ -131,6 +132,8 @@ def test_jobs_run_the_flow() -> None:
         ("pipeline/stages/decode.py", "import torch"),
         ("pipeline/media/resize.py", "from torchvision.transforms import v2"),
         ("pipeline/engine.py", "import transformers"),
+        ("pipeline/models/text.py", "from sentence_transformers import SentenceTransformer"),
+        ("pipeline/pooling/rank.py", "import torch"),
         ("pipeline/planning/buckets.py", "import pyarrow as pa"),
         ("pipeline/planning/buckets.py", "from pipeline.media.probe import probe_media"),
         ("pipeline/planning/buckets.py", "from pipeline.media import probe"),
