@@ -15,6 +15,7 @@ import pyarrow as pa
 from pipeline.errors import ItemError
 from pipeline.media.decode import decode_media
 from pipeline.media.source import FetchCounter, read_source
+from pipeline.resident import give_back_code, give_back_store
 from pipeline.schema import Frames, ItemFailure
 from pipeline.stages.context import StageContext
 from pipeline.stages.identity import check_content, sha256_content
@@ -29,9 +30,15 @@ class DecodeBatches:
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
         """One table of one row for each row; a row's items keep their order, failed ones stay with their reason."""
+        give_back_code("the imports")
         for index in range(batches.num_rows):
             row = batches.slice(index, 1)
-            yield row if row["receipt"][0].is_valid else self._decode(row)
+            if row["receipt"][0].is_valid:
+                yield row
+                continue
+            yield self._decode(row)
+            give_back_code("the first batch")
+            give_back_store()
 
     def _decode(self, row: pa.Table) -> pa.Table:
         [batch] = row.drop_columns("pixels").to_pylist()

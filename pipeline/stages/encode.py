@@ -13,6 +13,7 @@ import pyarrow as pa
 import torch
 
 from pipeline.models.vision_encoder import EncodedItem, VisionEncoder
+from pipeline.resident import give_back_store
 from pipeline.schema import Frames, ItemFailure, Receipt
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import ENCODE_OUTCOME, count_codes, write_outcome
@@ -40,6 +41,7 @@ class EncodeBatches:
         waiting: Future[Receipt] | None = None
         for index in range(batches.num_rows):
             commit = self._encode(batches.slice(index, 1))
+            give_back_store()
             if waiting is not None:
                 yield receipt_table(waiting.result())
             waiting = self.committer.submit(commit)
