@@ -32,7 +32,12 @@ from pipeline.storage import Folder
 # four batches a block cost the generate pass 1.18 times a bare loop. Not calibrated beyond that.
 FRAME_BATCHES_PER_BLOCK = 4
 PROMPT_BATCHES_PER_BLOCK = 8
-_DECODE_MEMORY_BYTES = 650 * 2**20  # 520 MB measured on the demo: torch, libav and one 64 MB batch to come
+# What a task makes goes into blocks of this size, or of one row: of Ray's own 128 MB a task would hold two rows more.
+_BLOCK_BYTES = 32 * 2**20
+# Ray gives a worker that has done one stage's task another stage's, but not one with an environment of its own: so a
+# worker that decodes has not planned 4,096 items before (180 MB of its own, measured, against 240).
+_BLOCKS_ENVIRONMENT = {"env_vars": {"HEADRACE_STAGE": "blocks"}}
+_MEMORY_KEYS = "ray.encode_workers, ray.generate_workers, ray.window_items or encode.max_batch_tokens"
 _POLL_SECONDS = 1.0
 
 
@@ -43,14 +48,26 @@ class Cluster:
     num_cpus: float
     num_gpus: float
     memory_bytes: float = math.inf
+    largest_node_bytes: float = math.inf
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Memory:
+    """Bytes that each worker of a pass declares: a task of `map_windows`, one of `map_blocks`, an actor. 0: none."""
+
+    window_task: int = 0
+    block_task: int = 0
+    actor: int = 0
+
+
+_UNDECLARED = Memory()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workers:
     """Sizes of a pass: concurrent tasks, actors and what each reserves. `device` is what actors compute on.
 
-    `tasks` None leaves the number of concurrent tasks to Ray; `task_memory_bytes` is what each declares. `spare_tasks`
-    are as many as leave the actors their cores, of which those on the CPU of a small machine reserve none.
+    `tasks` None leaves the number of concurrent tasks to Ray.
     """
 
     device: str
@@ -58,8 +75,7 @@ class Workers:
     actor_cpus: float
     actor_gpus: float
     tasks: int | None
-    task_memory_bytes: int
-    spare_tasks: int | None
+    memory: Memory
 
 
 @contextlib.contextmanager
@@ -105,8 +121,12 @@ def _own_termination() -> Iterator[None]:
 def describe_cluster() -> Cluster:
     """The resources of the nodes that are alive."""
     total = ray.cluster_resources()  # type: ignore[no-untyped-call]
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
     return Cluster(
-        num_cpus=total.get("CPU", 0.0), num_gpus=total.get("GPU", 0.0), memory_bytes=total.get("memory", math.inf)
+        num_cpus=total.get("CPU", 0.0),
+        num_gpus=total.get("GPU", 0.0),
+        memory_bytes=total.get("memory", math.inf),
+        largest_node_bytes=max((node.get("memory", math.inf) for node in nodes), default=math.inf),
     )
 
 
@@ -122,7 +142,14 @@ def accelerators() -> list[str]:
     return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
-def preflight(device: str, workers: int | None, options: RayOptions, *, decode_workers: int | None = None) -> Workers:
+def preflight(
+    device: str,
+    workers: int | None,
+    options: RayOptions,
+    *,
+    decode_workers: int | None = None,
+    memory: Memory = _UNDECLARED,
+) -> Workers:
     """Fit a pass to the cluster, waiting `options.wait_seconds` for nodes that it asks for and that may come.
 
     Raises `UnschedulableError` for what can never fit: a plan that cannot be scheduled would hang without a word.
@@ -130,52 +157,74 @@ def preflight(device: str, workers: int | None, options: RayOptions, *, decode_w
     deadline = time.monotonic() + options.wait_seconds
     while True:
         try:
-            return fit(describe_cluster(), device, workers, decode_workers=decode_workers)
+            return fit(describe_cluster(), device, workers, decode_workers=decode_workers, memory=memory)
         except UnschedulableError:
             if time.monotonic() >= deadline or not _can_scale():
                 raise
             time.sleep(_POLL_SECONDS)
 
 
-def fit(cluster: Cluster, device: str, workers: int | None, *, decode_workers: int | None = None) -> Workers:
+def fit(
+    cluster: Cluster,
+    device: str,
+    workers: int | None,
+    *,
+    decode_workers: int | None = None,
+    memory: Memory = _UNDECLARED,
+) -> Workers:
     """Sizes for a cluster. Tasks take one CPU each; so that they always find one, actors reserve CPUs only where
     half are left (FACTS: actors that leave less than one whole CPU make Ray Data hang in silence)."""
     if cluster.num_cpus < 1:
         raise UnschedulableError(
             f"the cluster has {cluster.num_cpus:g} CPUs, one whole CPU is needed; add a node or give nodes more CPUs"
         )
-    # A task that declares more than there is would wait for ever.
-    memory = int(min(_DECODE_MEMORY_BYTES, cluster.memory_bytes / 4))
     on_gpu = device == "cuda" or (device == "auto" and cluster.num_gpus >= 1)
     if on_gpu and cluster.num_gpus < 1:
         raise UnschedulableError("device: cuda was asked for and no node has a GPU; set device: cpu or add a GPU node")
-    if on_gpu:
-        actors = workers or int(cluster.num_gpus)
-        if actors > cluster.num_gpus:
-            raise UnschedulableError(
-                f"{actors} workers with one GPU each were asked for, the cluster has {cluster.num_gpus:g}; "
-                "lower the number of workers or add GPU nodes"
-            )
-        return Workers(
-            device="cuda",
-            actors=actors,
-            actor_cpus=0,
-            actor_gpus=1,
-            tasks=decode_workers,
-            task_memory_bytes=memory,
-            spare_tasks=None,
+    if on_gpu and (workers or 0) > cluster.num_gpus:
+        raise UnschedulableError(
+            f"{workers} workers with one GPU each were asked for, the cluster has {cluster.num_gpus:g}; "
+            "lower the number of workers or add GPU nodes"
         )
-    actors = workers or max(1, math.floor(cluster.num_cpus / 2))
-    reserve = 1.0 if cluster.num_cpus >= 4 and actors <= cluster.num_cpus / 2 else 0.0
+    wanted = int(cluster.num_gpus) if on_gpu else max(1, math.floor(cluster.num_cpus / 2))
+    actors = _actors_in_memory(cluster, memory, workers or wanted, least=workers or 1)
+    reserve = 1.0 if not on_gpu and cluster.num_cpus >= 4 and actors <= cluster.num_cpus / 2 else 0.0
     return Workers(
-        device="cpu",
+        device="cuda" if on_gpu else "cpu",
         actors=actors,
         actor_cpus=reserve,
-        actor_gpus=0,
+        actor_gpus=1 if on_gpu else 0,
         tasks=decode_workers,
-        task_memory_bytes=memory,
-        spare_tasks=max(1, math.floor(cluster.num_cpus) - actors),
+        memory=memory,
     )
+
+
+def _actors_in_memory(cluster: Cluster, memory: Memory, wanted: int, *, least: int) -> int:
+    """How many of the wanted actors leave memory for a task: what is declared beyond what there is waits for ever.
+
+    Raises `UnschedulableError` when they are fewer than `least`.
+    """
+    task = max(memory.window_task, memory.block_task)
+    largest = max(task, memory.actor)
+    if largest > cluster.largest_node_bytes:
+        raise UnschedulableError(
+            f"a worker needs {_megabytes(largest)} of memory, the largest node has "
+            f"{_megabytes(cluster.largest_node_bytes)}; use nodes with more memory, or lower {_MEMORY_KEYS}"
+        )
+    actors = wanted
+    while actors >= least and actors * memory.actor + task > cluster.memory_bytes:
+        actors -= 1
+    if actors < least:
+        raise UnschedulableError(
+            f"{least} workers of {_megabytes(memory.actor)} and a task of {_megabytes(task)} need "
+            f"{_megabytes(least * memory.actor + task)} of memory, the cluster has {_megabytes(cluster.memory_bytes)}; "
+            f"add memory, or lower {_MEMORY_KEYS}"
+        )
+    return actors
+
+
+def _megabytes(num_bytes: float) -> str:
+    return f"{num_bytes / 1e6:,.0f} MB"
 
 
 def _can_scale() -> bool:
@@ -203,6 +252,7 @@ def windows_dataset(windows: Sequence[Window]) -> ray.data.Dataset:
     dataset = ray.data.from_arrow([_window_row(window) for window in windows])
     dataset.context.enable_progress_bars = False
     dataset.context.execution_options.preserve_order = False
+    dataset.context.target_max_block_size = _BLOCK_BYTES
     return dataset
 
 
@@ -242,25 +292,31 @@ def map_windows(
     stage: Callable[[pa.Table], Iterator[pa.Table]],
     *,
     batches_per_block: int,
-    tasks: int | None = None,
+    memory_bytes: int,
 ) -> ray.data.Dataset:
-    """Plan each window in a task of its own, `tasks` at a time, and cut what it plans into blocks of a few batches."""
-    compute = ray.data.TaskPoolStrategy(tasks)
-    planned = dataset.map_batches(stage, batch_size=None, batch_format="pyarrow", num_cpus=1, compute=compute)
-    return planned.repartition(target_num_rows_per_block=batches_per_block)
+    """Plan each window in a task of its own, and cut what it plans into blocks of a few batches."""
+    declared: dict[str, Any] = {"num_cpus": 1, "memory": memory_bytes}
+    planned = dataset.map_batches(stage, batch_size=None, batch_format="pyarrow", **declared)
+    blocks = planned.repartition(target_num_rows_per_block=batches_per_block)
+    repartition: Any = blocks._logical_plan.dag
+    # Ray makes one task of the two only when both declare the same, and `repartition` takes no such arguments (2.60).
+    # As a task of its own it would copy each window through the object store, and want a second CPU.
+    repartition.ray_remote_args.update(declared)
+    return blocks
 
 
 def map_blocks(
     dataset: ray.data.Dataset, stage: Callable[[pa.Table], Iterator[pa.Table]], workers: Workers
 ) -> ray.data.Dataset:
-    """Run a stateless stage over blocks in tasks. The memory it declares keeps Ray from fusing it with the actors."""
+    """Run a stateless stage over blocks in tasks, which their environment keeps apart from planning and from actors."""
     return dataset.map_batches(
         stage,
         batch_size=None,
         batch_format="pyarrow",
         num_cpus=1,
-        memory=workers.task_memory_bytes,
+        memory=workers.memory.block_task,
         compute=ray.data.TaskPoolStrategy(workers.tasks),
+        runtime_env=_BLOCKS_ENVIRONMENT,
     )
 
 
@@ -278,6 +334,7 @@ def map_actors(dataset: ray.data.Dataset, stage: str, arguments: dict[str, Any],
         batch_format="pyarrow",
         num_cpus=workers.actor_cpus,
         num_gpus=workers.actor_gpus or None,
+        memory=workers.memory.actor,
         compute=ray.data.ActorPoolStrategy(size=workers.actors),
     )
 
@@ -327,9 +384,12 @@ class Background:
 
 
 def run_task(function: str, *arguments: Any, num_gpus: float = 0) -> Any:
-    """Run one function, "module:name", in a worker and wait for it."""
+    """Run one function, "module:name", in a worker that ends with it, and wait for it.
+
+    Ray would give the worker to other tasks, with all that the function imported.
+    """
     with _own_errors():
-        return ray.get(ray.remote(num_cpus=1, num_gpus=num_gpus)(_call).remote(function, *arguments))
+        return ray.get(ray.remote(num_cpus=1, num_gpus=num_gpus, max_calls=1)(_call).remote(function, *arguments))
 
 
 def _call(function: str, *arguments: Any) -> Any:

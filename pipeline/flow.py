@@ -30,6 +30,7 @@ from pipeline.runs.run import Run, start_run
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
 from pipeline.schema import Receipt
 from pipeline.sinks.parquet import part_name
+from pipeline.stages import memory
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
 from pipeline.stages.encode_finish import finish_encode_window, forget_encode_window
@@ -47,10 +48,23 @@ def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Re
     """Media → features in the store."""
     config = context.config
     workers = engine.preflight(
-        config.encode.device, config.ray.encode_workers, config.ray, decode_workers=config.ray.decode_workers
+        config.encode.device,
+        config.ray.encode_workers,
+        config.ray,
+        decode_workers=config.ray.decode_workers,
+        memory=engine.Memory(
+            window_task=memory.plan_bytes(config),
+            block_task=memory.decode_bytes(context),
+            actor=memory.encode_bytes(context),
+        ),
     )
     rows = engine.windows_dataset(windows)
-    planned = engine.map_windows(rows, PlanEncodeWindow(context), batches_per_block=engine.FRAME_BATCHES_PER_BLOCK)
+    planned = engine.map_windows(
+        rows,
+        PlanEncodeWindow(context),
+        batches_per_block=engine.FRAME_BATCHES_PER_BLOCK,
+        memory_bytes=workers.memory.window_task,
+    )
     decoded = engine.map_blocks(planned, DecodeBatches(context), workers)
     encoded = engine.map_actors(decoded, "pipeline.stages.encode:EncodeBatches", {"context": context}, workers)
     return engine.receipts(encoded)
@@ -59,13 +73,18 @@ def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Re
 def generate_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
     """Features → answers."""
     config = context.config
-    workers = engine.preflight(config.generate.device, config.ray.generate_workers, config.ray)
+    workers = engine.preflight(
+        config.generate.device,
+        config.ray.generate_workers,
+        config.ray,
+        memory=engine.Memory(window_task=memory.prompt_bytes(), actor=memory.generate_bytes(context)),
+    )
     rows = engine.windows_dataset(windows)
     prompted = engine.map_windows(
         rows,
         PlanPromptWindow(context),
         batches_per_block=engine.PROMPT_BATCHES_PER_BLOCK,
-        tasks=workers.spare_tasks,
+        memory_bytes=workers.memory.window_task,
     )
     generated = engine.map_actors(prompted, "pipeline.stages.generate:GenerateBatches", {"context": context}, workers)
     return engine.receipts(generated)
@@ -167,9 +186,7 @@ class _Driver:
         checked = engine.run_task(
             "pipeline.stages.checked_model:checked_model", self.config, workers.device, num_gpus=workers.actor_gpus
         )
-        return StageContext(
-            config=self.config, run_url=self.run.folder.url, identity=checked.identity, verdicts=checked.verdicts
-        )
+        return StageContext(config=self.config, run_url=self.run.folder.url, checked=checked)
 
     def _still_encoded(self, context: StageContext, *, needless: Mapping[int, Any]) -> dict[int, dict[str, Any]]:
         """What earlier starts encoded: of the windows that are not `needless`, those whose shards are still there."""

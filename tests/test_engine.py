@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.engine import Cluster, Workers, fit
+from pipeline.engine import Cluster, Memory, Workers, fit
 from pipeline.errors import UnschedulableError
 
 
@@ -73,7 +73,37 @@ def test_what_can_never_fit_is_refused(
         fit(Cluster(num_cpus=num_cpus, num_gpus=num_gpus), device, workers)
 
 
-@pytest.mark.parametrize(("memory_gb", "declared_mb"), [(0.5, 128), (2, 512), (64, 650)])
-def test_tasks_declare_no_more_memory_than_a_quarter_of_the_cluster_s(memory_gb: float, declared_mb: int) -> None:
-    fitted = fit(Cluster(num_cpus=2, num_gpus=0, memory_bytes=memory_gb * 2**30), "auto", None)
-    assert fitted.task_memory_bytes == declared_mb * 2**20
+MB = 2**20
+NEEDS = Memory(window_task=700 * MB, block_task=500 * MB, actor=1_000 * MB)
+
+
+def with_memory(total_mb: float, largest_mb: float | None = None, num_cpus: int = 8, num_gpus: int = 0) -> Cluster:
+    """A cluster whose memory is of one node, unless its largest is named."""
+    largest = total_mb if largest_mb is None else largest_mb
+    return Cluster(num_cpus=num_cpus, num_gpus=num_gpus, memory_bytes=total_mb * MB, largest_node_bytes=largest * MB)
+
+
+@pytest.mark.parametrize(
+    ("total_mb", "actors"), [(1_700, 1), (2_699, 1), (2_700, 2), (3_800, 3), (4_700, 4), (60_000, 4)]
+)
+@pytest.mark.parametrize("num_gpus", [0, 4])
+def test_actors_are_as_many_as_leave_memory_for_a_task(total_mb: float, actors: int, num_gpus: int) -> None:
+    fitted = fit(with_memory(total_mb, num_gpus=num_gpus), "auto", None, memory=NEEDS)
+    assert (fitted.actors, fitted.memory) == (actors, NEEDS)
+
+
+@pytest.mark.parametrize(
+    ("cluster", "workers", "said"),
+    [
+        (with_memory(1_699), None, r"1 workers of 1,049 MB and a task of 734 MB need 1,783 MB .* has 1,782 MB; add"),
+        (with_memory(4_699), 4, r"4 workers .*; add memory, or lower ray.encode_workers, .*encode.max_batch_tokens"),
+        (with_memory(90_000, largest_mb=999), None, r"a worker needs 1,049 MB .*, the largest node has 1,048 MB"),
+    ],
+)
+def test_what_never_has_memory_is_refused(cluster: Cluster, workers: int | None, said: str) -> None:
+    with pytest.raises(UnschedulableError, match=said):
+        fit(cluster, "cpu", workers, memory=NEEDS)
+
+
+def test_workers_asked_for_are_not_fewer() -> None:
+    assert fit(with_memory(4_700), "cpu", 4, memory=NEEDS).actors == 4

@@ -18,7 +18,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "lmdb": ("pipeline/features/shard.py",),
     "av": ("pipeline/media/", "pipeline/demo/"),
     "PIL": ("pipeline/media/", "pipeline/demo/"),
-    "torch": (*_NETWORKS, "pipeline/media/resize.py", "pipeline/stages/encode.py", "pipeline/stages/generate.py"),
+    "torch": (*_NETWORKS, "pipeline/stages/encode.py", "pipeline/stages/generate.py"),
     "torchvision": _NETWORKS,
     "transformers": _NETWORKS,
     "sentence_transformers": ("tests/",),  # what vectors are compared with, and nothing to run by
@@ -116,6 +116,13 @@ def test_importing_the_package_imports_nothing_else() -> None:
     }
 
 
+def test_what_drives_plans_and_decodes_imports_no_network() -> None:
+    modules = ("flow", "stages.encode_plan", "stages.decode", "stages.encode_finish", "stages.identity")
+    look = "import sys; " + "; ".join(f"import pipeline.{name}" for name in modules) + "; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"torch", "torchvision", "transformers"}.isdisjoint(found.stdout.split())
+
+
 def test_jobs_run_the_flow() -> None:
     names = [name for file in FILES if file.startswith("jobs/") for _, name in imports((ROOT / file).read_text())]
     assert any(name.startswith("pipeline.flow") for name in names)
@@ -130,6 +137,7 @@ def test_jobs_run_the_flow() -> None:
         ("pipeline/stages/decode.py", "import av.container"),
         ("pipeline/runs/report.py", "from PIL import Image"),
         ("pipeline/stages/decode.py", "import torch"),
+        ("pipeline/media/resize.py", "import torch"),
         ("pipeline/media/resize.py", "from torchvision.transforms import v2"),
         ("pipeline/engine.py", "import transformers"),
         ("pipeline/models/text.py", "from sentence_transformers import SentenceTransformer"),

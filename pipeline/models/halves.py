@@ -25,21 +25,33 @@ def load_half(path: str, half: Half, *, dtype: str, device: str, attention: str 
     a weight the half needs is missing from the checkpoint (transformers would fill it with random numbers).
     """
     config = AutoConfig.from_pretrained(path)
-    mapping: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
-    if type(config) not in mapping:
-        raise ConfigError(f"model {path}: {config.model_type!r} is not an image-text-to-text architecture")
-    whole = mapping[type(config)]
     options: dict[str, Any] = {"dtype": getattr(torch, dtype), "output_loading_info": True}
     if attention is not None:
         options["attn_implementation"] = attention
-    half_class: Any = _half_class(whole, half)
+    half_class: Any = _half_class(config, half)
     model, info = half_class.from_pretrained(path, config=config, **options)
     if info["missing_keys"]:
         raise RuntimeError(f"model {path}: weights missing for its {half} half: {sorted(info['missing_keys'])[:5]}")
     return model.to(device).eval()  # type: ignore[no-any-return]
 
 
-def _half_class(whole: type[PreTrainedModel], half: Half) -> type[PreTrainedModel]:
+def count_parameters(path: str) -> dict[str, int]:
+    """How many numbers the weights of each half are. Reads no weights. Raises `ConfigError` as `load_half` does."""
+    config = AutoConfig.from_pretrained(path)
+    halves: tuple[Half, ...] = ("encoder", "language")
+    with torch.device("meta"):
+        models = {half: _half_class(config, half)(config) for half in halves}
+    return {half: sum(weight.numel() for weight in model.parameters()) for half, model in models.items()}
+
+
+def _half_class(config: Any, half: Half) -> type[PreTrainedModel]:
+    mapping: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    if type(config) not in mapping:
+        raise ConfigError(
+            f"model {config.name_or_path}: {config.model_type!r} is not an image-text-to-text architecture"
+        )
+    whole = mapping[type(config)]
+
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
         whole.__init__(self, config, *args, **kwargs)
         _drop_other_half(self, half)

@@ -19,7 +19,7 @@ from pipeline.errors import ConfigError, ItemError
 from pipeline.features.identity import canonical_json
 from pipeline.language.placeholder import collapse
 from pipeline.models.processing import ProcessedItem, process_item
-from pipeline.planning.geometry import PatchRule, image_geometry, video_geometry
+from pipeline.planning.geometry import PatchRule, probed_geometry, rule_geometry
 from pipeline.schema import Geometry, Modality, Placeholder, Probe, SamplePlan
 
 DEMO_PREFIX = "demo:"
@@ -115,7 +115,7 @@ class VisionLanguageFacts:
         return rules
 
     def _agrees(self, rule: PatchRule, modality: Modality, num_frames: int, height: int, width: int) -> bool:
-        geometry = _by_rule(rule, modality, num_frames, height, width)
+        geometry = rule_geometry(rule, modality, num_frames, height, width)
         times = tuple(float(k) for k in range(num_frames))
         item = self.learn(modality, num_frames, height, width)
         grid = item.inputs.get(f"{modality}_grid_thw")
@@ -142,8 +142,7 @@ class VisionLanguageFacts:
         """Where the item's features will lie. Raises `ItemError` for what the processor refuses."""
         modality, num_frames, height, width = probe.modality, len(plan), probe.height, probe.width
         if modality in self.rules:
-            geometry = _by_rule(self.rules[modality], modality, num_frames, height, width)
-            return replace(geometry, duration_seconds=probe.duration_seconds)
+            return probed_geometry(self.rules[modality], probe, num_frames)
         try:
             item = self.learn(modality, num_frames, height, width)
         except ValueError as error:
@@ -168,11 +167,6 @@ class VisionLanguageFacts:
         patch = getattr(self.config.vision_config, "patch_size", 14)
         side = patch if isinstance(patch, int) else patch[0]
         return pixels.numel() // (channels * height * width), math.ceil(height / side), math.ceil(width / side)
-
-    @property
-    def min_frames(self) -> int:
-        """Frames a video needs at least; a shorter plan shows its last frame again."""
-        return self.rules["video"].temporal_patch_size if "video" in self.rules else 1
 
     @cached_property
     def processor_digest(self) -> str:
@@ -211,12 +205,6 @@ class VisionLanguageFacts:
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         return int(2 * text.num_hidden_layers * heads * size * _NUM_BYTES[dtype])
-
-
-def _by_rule(rule: PatchRule, modality: Modality, num_frames: int, height: int, width: int) -> Geometry:
-    if modality == "image":
-        return image_geometry(rule, height, width)
-    return video_geometry(rule, num_frames, height, width)
 
 
 def _patch_rule(processor: Any) -> PatchRule | None:

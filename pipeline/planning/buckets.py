@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from pipeline.schema import Geometry, Modality
 
+MAX_FRAME_BYTES = 64 * 2**20  # of a batch: a worker holds a few, and the object store some for every worker
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShapedMedia:
@@ -42,7 +44,7 @@ class BatchBudget:
 
     max_items: int
     max_tokens: int
-    max_frame_bytes: int = 64 * 2**20
+    max_frame_bytes: int = MAX_FRAME_BYTES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -7,10 +7,10 @@ videos (`video_processing_qwen3_vl.py`), which tests compare with the processors
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pipeline.errors import ItemError
-from pipeline.schema import Geometry
+from pipeline.schema import Geometry, Modality, Probe
 
 MAX_ASPECT_RATIO = 200
 
@@ -52,6 +52,19 @@ def video_geometry(rule: PatchRule, num_frames: int, height: int, width: int) ->
         enlarged = height, width
     size = _bounded(rule, num_frames, *enlarged, _max_video_pixels(rule, num_frames))
     return _geometry(rule, math.ceil(num_frames / rule.temporal_patch_size), (height, width), size)
+
+
+def rule_geometry(rule: PatchRule, modality: Modality, num_frames: int, height: int, width: int) -> Geometry:
+    """`image_geometry` or `video_geometry`, as `modality` asks."""
+    if modality == "image":
+        return image_geometry(rule, height, width)
+    return video_geometry(rule, num_frames, height, width)
+
+
+def probed_geometry(rule: PatchRule, probe: Probe, num_frames: int) -> Geometry:
+    """`rule_geometry` of an item that was probed, with its duration."""
+    geometry = rule_geometry(rule, probe.modality, num_frames, probe.height, probe.width)
+    return replace(geometry, duration_seconds=probe.duration_seconds)
 
 
 def _max_video_pixels(rule: PatchRule, num_frames: int) -> int:

@@ -5,25 +5,16 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore
+from pipeline.models.halves import count_parameters
 from pipeline.models.self_check import usable_modalities
 from pipeline.models.vision_encoder import VisionEncoder
 from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
-from pipeline.schema import Modality
-from pipeline.stages.identity import EncoderIdentity
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckedModel:
-    """The encoder's terms of every feature key, and modality → "" or why this checkpoint cannot be used with it."""
-
-    identity: EncoderIdentity
-    verdicts: dict[Modality, str]
+from pipeline.stages.identity import CheckedModel, EncoderIdentity
 
 
 def checked_model(config: Config, device: str) -> CheckedModel:
@@ -36,18 +27,25 @@ def checked_model(config: Config, device: str) -> CheckedModel:
         placeholder=facts.placeholder_digest,
         precision=config.encode.dtype,
     )
-    return CheckedModel(identity=identity, verdicts=known["verdicts"])
+    return CheckedModel(
+        identity=identity, verdicts=known["verdicts"], rules=facts.rules, parameters=known["parameters"]
+    )
 
 
 def _known(config: Config, facts: VisionLanguageFacts, device: str) -> dict[str, Any]:
     folder = FeatureStore(config.store.path, config.store.local_path).folder
     dtype = config.encode.dtype
     name = f"models/{_checkpoint(facts)}-{dtype}-transformers-{importlib.metadata.version('transformers')}.json"
-    if not folder.exists(name):
-        verdicts = usable_modalities(facts, dtype=dtype, device=device)
-        weights = VisionEncoder(facts, dtype=dtype, device="cpu").weights_digest()
-        folder.write_json(name, {"weights": weights, "verdicts": verdicts, "model": config.model})
-    return dict(folder.read_json(name))
+    known = dict(folder.read_json(name)) if folder.exists(name) else {}
+    if "parameters" not in known:  # or the store was written before they were counted
+        known = {
+            "verdicts": usable_modalities(facts, dtype=dtype, device=device),
+            "weights": VisionEncoder(facts, dtype=dtype, device="cpu").weights_digest(),
+            "parameters": count_parameters(resolve_model(facts.model)),
+            "model": config.model,
+        }
+        folder.write_json(name, known)
+    return known
 
 
 def _checkpoint(facts: VisionLanguageFacts) -> str:

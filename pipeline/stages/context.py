@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore
-from pipeline.schema import Modality
-from pipeline.stages.identity import EncoderIdentity
+from pipeline.planning.geometry import probed_geometry
+from pipeline.schema import Geometry, Probe, SamplePlan
+from pipeline.stages.identity import CheckedModel, EncoderIdentity
 from pipeline.storage import Folder
 
 if TYPE_CHECKING:
@@ -19,12 +19,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """A run's configuration and folder, its encoder's identity, and which modalities its model is good for."""
+    """A run's configuration and folder, and what was found of its model."""
 
     config: Config
     run_url: str
-    identity: EncoderIdentity
-    verdicts: Mapping[Modality, str]
+    checked: CheckedModel
+
+    @property
+    def identity(self) -> EncoderIdentity:
+        """The encoder's terms of every feature key."""
+        return self.checked.identity
 
     @property
     def folder(self) -> Folder:
@@ -35,6 +39,20 @@ class StageContext:
     def facts(self) -> VisionLanguageFacts:
         """The model's processor and configuration, loaded once a process."""
         return _facts(self.config.model)
+
+    @property
+    def min_frames(self) -> int:
+        """Frames a video needs at least; a shorter plan shows its last frame again."""
+        rules = self.checked.rules
+        return rules["video"].temporal_patch_size if "video" in rules else 1
+
+    def geometry(self, probe: Probe, plan: SamplePlan) -> Geometry:
+        """Where the item's features will lie. Raises `ItemError` for what the processor refuses.
+
+        By rule where there is one; only otherwise is the processor loaded, which costs a process seconds and 700 MB.
+        """
+        rule = self.checked.rules.get(probe.modality)
+        return self.facts.geometry(probe, plan) if rule is None else probed_geometry(rule, probe, len(plan))
 
     @property
     def store(self) -> FeatureStore:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from pipeline.config import Config
 from pipeline.errors import ItemError
 from pipeline.features.catalogue import SourceEntry
 from pipeline.media.budget import Budget, admit, admit_request
@@ -28,10 +29,19 @@ from pipeline.schema import MediaItem, Modality, Probe, Receipt, Request, Resour
 from pipeline.stages.context import StageContext
 from pipeline.stages.identity import check_content, sha256_content
 from pipeline.stages.outcomes import count_codes, encode_batch_receipts, failure_row
-from pipeline.stages.rows import BATCH_SCHEMA, PlannedMedia, batch_table, receipt_row
+from pipeline.stages.rows import PlannedMedia, batch_table, receipt_row
 from pipeline.storage import Folder
 
 _PLANS = "_run/plans"
+_MAX_CARRIED_BYTES = 512 * 2**20
+
+
+def max_carried_bytes(config: Config) -> int:
+    """How much the small objects of a window may weigh whose bytes travel from the probe to the decoder.
+
+    What is above is read again; 4,096 objects of 128 KB each are not.
+    """
+    return min(config.ray.window_items * config.decode.max_inline_bytes, _MAX_CARRIED_BYTES)
 
 
 def plan_name(window: int) -> str:
@@ -109,25 +119,26 @@ class PlanEncodeWindow:
     context: StageContext
 
     def __call__(self, windows: pa.Table) -> Iterator[pa.Table]:
-        """One table (`BATCH_SCHEMA`) a window."""
+        """Tables (`BATCH_SCHEMA`) of one row: its receipt and then a batch each, a window after another."""
         for row in windows.to_pylist():
             plan = load_plan(self.context, Window(**row))
             if plan is None:
                 plan = _WindowPlanner(self.context, Window(**row)).plan()
                 self.context.folder.write_json(plan_name(plan.window.index), plan.to_json())
-            yield self._rows(plan)
+            # One by one: a table of them all would be a second copy of the bytes that they carry.
+            for batch in self._rows(plan):
+                yield batch_table([batch])
 
-    def _rows(self, plan: WindowPlan) -> pa.Table:
+    def _rows(self, plan: WindowPlan) -> Iterator[dict[str, Any]]:
         done = encode_batch_receipts(self.context.folder, plan.window.index)
-        rows = [receipt_row(plan.receipt, receipt_to_json(plan.receipt))]
+        yield receipt_row(plan.receipt, receipt_to_json(plan.receipt))
         by_position = {media.position: media for media in plan.media}
         for number, (digest, positions) in enumerate(plan.batches):
             if (number, digest) in done:
-                rows.append(receipt_row(*done[number, digest]))
+                yield receipt_row(*done[number, digest])
                 continue
             items = [by_position[position].to_row() for position in positions]
-            rows.append({"window": plan.window.index, "batch": number, "digest": digest, "items": items})
-        return batch_table(rows) if rows else BATCH_SCHEMA.empty_table()
+            yield {"window": plan.window.index, "batch": number, "digest": digest, "items": items}
 
 
 @dataclass
@@ -141,6 +152,7 @@ class _Candidate:
     content: str | None = None
     probe: Probe | None = None
     failure: ItemError | None = None
+    is_carried: bool = False
     counter: FetchCounter = field(default_factory=FetchCounter)
 
 
@@ -204,7 +216,18 @@ class _WindowPlanner:
         with ThreadPoolExecutor(self.context.config.decode.io_threads) as pool:
             list(pool.map(_guarded(self._stat), candidates))
             known = store.sources.find([c.facts.source_id for c in candidates if c.facts is not None])
-            list(pool.map(_guarded(lambda c: self._look(c, known)), [c for c in candidates if c.failure is None]))
+            waiting = [c for c in candidates if c.failure is None]
+            self._choose_carried([c for c in waiting if c.facts is not None and c.facts.source_id not in known])
+            list(pool.map(_guarded(lambda c: self._look(c, known)), waiting))
+
+    def _choose_carried(self, candidates: list[_Candidate]) -> None:
+        """Of those that are read whole, the first in order that fit are carried on."""
+        left = max_carried_bytes(self.context.config)
+        for candidate in candidates:
+            assert candidate.facts is not None
+            if candidate.facts.num_bytes <= self.context.config.decode.max_inline_bytes:
+                left -= candidate.facts.num_bytes
+                candidate.is_carried = left >= 0
 
     def _stat(self, candidate: _Candidate) -> None:
         candidate.facts = stat_source(candidate.media)
@@ -224,9 +247,8 @@ class _WindowPlanner:
             check_content(candidate.media, candidate.content, content)
             candidate.content = content
             candidate.probe = self._probe_file(candidate, io.BytesIO(data))
-            candidate.media = dataclasses.replace(
-                candidate.media, data=data, uri=None, modality=candidate.media.modality
-            )
+            if candidate.is_carried:
+                candidate.media = dataclasses.replace(candidate.media, data=data, uri=None)
         else:
             with open_source(candidate.media, candidate.counter) as file:
                 candidate.probe = self._probe_file(candidate, file)
@@ -258,12 +280,12 @@ class _WindowPlanner:
     def _admit(self, candidate: _Candidate, position: int) -> PlannedMedia:
         probe, facts = candidate.probe, candidate.facts
         assert probe is not None and facts is not None
-        verdict = self.context.verdicts.get(probe.modality, "the model's processor does not take them")
+        verdict = self.context.checked.verdicts.get(probe.modality, "the model's processor does not take them")
         if verdict:
             message = f"{self.context.config.model} cannot be used with {probe.modality}s: {verdict}"
             raise ItemError("admit", "modality_not_supported", message)
         requested = self._sample(probe)
-        geometry = self.context.facts.geometry(probe, requested)
+        geometry = self.context.geometry(probe, requested)
         admit(
             ResourceVector(
                 num_bytes=facts.num_bytes,
@@ -292,7 +314,7 @@ class _WindowPlanner:
         if probe.modality == "image":
             return plan
         # A tower with a temporal patch of two frames cannot take one: the last frame is shown again.
-        missing = self.context.facts.min_frames - len(plan)
+        missing = self.context.min_frames - len(plan)
         return SamplePlan(pts_seconds=plan.pts_seconds + plan.pts_seconds[-1:] * max(0, missing))
 
     def _hits(self, media: list[PlannedMedia]) -> dict[int, tuple[str, str]]:

@@ -9,7 +9,8 @@ from pipeline.errors import ItemError
 from pipeline.features.identity import FeatureKeyTerms
 from pipeline.media.backend import DECODE_BACKEND
 from pipeline.media.resize import RESIZE_BACKEND
-from pipeline.schema import MediaItem
+from pipeline.planning.geometry import PatchRule
+from pipeline.schema import MediaItem, Modality
 from pipeline.stages.rows import PlannedMedia
 
 
@@ -36,6 +37,20 @@ class EncoderIdentity:
             precision=self.precision,
             placeholder=self.placeholder,
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedModel:
+    """What a run needs to know of its checkpoint, told by the worker that loaded it, so that no other need load it.
+
+    The encoder's terms of every feature key; modality → "" or why this checkpoint cannot be used with it; the rules of
+    those modalities whose grids follow from sizes alone; and how many numbers the weights of each half are.
+    """
+
+    identity: EncoderIdentity
+    verdicts: dict[Modality, str]
+    rules: dict[Modality, PatchRule]
+    parameters: dict[str, int]
 
 
 def sha256_content(data: bytes) -> str:

@@ -1,4 +1,7 @@
 import random
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,6 +11,8 @@ from torchvision.transforms.v2 import functional as reference
 from transformers import CLIPImageProcessor
 
 from pipeline.media.resize import RESIZE_BACKEND, crop_frames, resize_frames
+
+ROOT = Path(__file__).parents[2]
 
 
 def torchvision_resize(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -57,6 +62,15 @@ def test_the_input_is_not_changed():
     before = pixels.copy()
     resize_frames(pixels, (20, 30))
     assert np.array_equal(pixels, before)
+
+
+def test_torch_is_not_imported_for_it():
+    look = (
+        "import sys, numpy; from pipeline.media.resize import resize_frames; "
+        "print(resize_frames(numpy.full((1, 4, 4, 3), 7, numpy.uint8), (2, 2)).sum(), 'torch' in sys.modules)"
+    )
+    found = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["84", "False"]
 
 
 def test_the_back_end_names_the_torch_release():

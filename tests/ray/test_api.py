@@ -22,8 +22,9 @@ import ray
 
 import pipeline
 from pipeline.config import Config
-from pipeline.engine import parts_dataset, tables
+from pipeline.engine import map_windows, parts_dataset, tables, windows_dataset
 from pipeline.errors import ConfigError, ManifestError
+from pipeline.planning.windows import Window
 from pipeline.sinks.parquet import PART_SCHEMA, write_part
 from pipeline.storage import Folder
 from tests.ray.conftest import files
@@ -199,6 +200,17 @@ def test_a_caller_s_rows_are_read_in_order(parts: Folder) -> None:
     next(reading)
     reading.close()
     assert not dataset.context.execution_options.preserve_order  # it was lent, not given
+
+
+def test_a_window_is_planned_and_cut_into_blocks_in_one_task(place: Path) -> None:
+    def rows(window: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        for _ in range(10):
+            yield {"index": window["index"]}
+
+    windows = windows_dataset([Window(index=0, start=0, stop=1)])
+    blocks = map_windows(windows, rows, batches_per_block=4, memory_bytes=2**20).materialize()
+    assert blocks.num_blocks() == 3
+    assert re.search(r"Operator 1 MapBatches\(rows\)->StreamingRepartition\[.*\]: 1 tasks", blocks.stats())
 
 
 def slow_at_first() -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -43,10 +43,7 @@ class Line:
     def __init__(self, config: Config, *, device: str = "cpu") -> None:
         self.receipts: list[Receipt] = []
         with start_run(config) as run:
-            checked = checked_model(config, device)
-            self.context = StageContext(
-                config=config, run_url=run.folder.url, identity=checked.identity, verdicts=checked.verdicts
-            )
+            self.context = StageContext(config=config, run_url=run.folder.url, checked=checked_model(config, device))
             windows = plan_windows(
                 run.manifest.num_items,
                 first_items=config.ray.first_window_items,

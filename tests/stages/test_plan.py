@@ -36,17 +36,14 @@ FIRST = Window(index=3, start=40, stop=44)
 def started(config: Config) -> Iterator[tuple[StageContext, Window]]:
     """A run of one window, and that window."""
     with start_run(config) as run:
-        model = checked_model(config, "cpu")
-        context = StageContext(config=config, run_url=run.folder.url, identity=model.identity, verdicts=model.verdicts)
+        context = StageContext(config=config, run_url=run.folder.url, checked=checked_model(config, "cpu"))
         yield context, Window(index=0, start=0, stop=run.manifest.num_items)
 
 
 def planned_rows(context: StageContext, window: Window) -> pa.Table:
     """What the plan stage emits."""
-    [table] = PlanEncodeWindow(context)(
-        pa.table({"index": [window.index], "start": [window.start], "stop": [window.stop]})
-    )
-    return table
+    row = pa.table({"index": [window.index], "start": [window.start], "stop": [window.stop]})
+    return pa.concat_tables(PlanEncodeWindow(context)(row))
 
 
 def places(table: pa.Table) -> list[tuple[int, str]]:
@@ -113,6 +110,23 @@ def test_bytes_that_the_probe_read_stay_out_of_the_plan(demo_media: Path, make_c
     assert carried and all(carried)
     assert not any(item["media"]["data"] for row in again.to_pylist() for item in row["items"])
     assert places(first) == places(again)
+
+
+def test_bytes_above_the_limit_of_a_window_are_read_again(
+    demo_media: Path, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with started(make_config(demo_media / "manifest.jsonl", store={"reuse": False})) as (context, window):
+        listed = [request.media[0] for request in read_range(context.folder, window.start, window.stop)]
+        sizes = [Path(item.uri or "").stat().st_size for item in listed]
+        monkeypatch.setattr("pipeline.stages.encode_plan._MAX_CARRIED_BYTES", sum(sizes[:7]))
+        table = planned_rows(context, window)
+        items = [item for row in table.to_pylist() for item in row["items"]]
+        decoded = pa.concat_tables(DecodeBatches(context)(table))
+    carried = sorted(item["item_index"] for item in items if item["media"]["data"])
+    assert carried == list(range(7))
+    assert len(items) == len(sizes) and all(item["content"] for item in items)  # read once and hashed, all of them
+    assert sum(row["fetches"] or 0 for row in decoded.to_pylist()) == len(sizes) - 7
+    assert not [item for row in decoded.to_pylist() for item in row["items"] if item["failure"]]
 
 
 def test_a_later_start_follows_the_plan_whatever_the_store_holds_by_then(

@@ -1,0 +1,62 @@
+"""What a worker of each stage declares to Ray, in bytes: what was measured with `scripts/bench/memory`, and some room.
+
+Measured is memory of the process's own (anonymous pages). What it maps of libraries is the same pages for all workers
+of a node: 70 MB in use of a decoding worker, 150 of a planning one, 560 of one with torch and transformers.
+"""
+
+from __future__ import annotations
+
+from pipeline.config import Config
+from pipeline.planning.buckets import MAX_FRAME_BYTES
+from pipeline.stages.context import StageContext
+from pipeline.stages.encode_plan import max_carried_bytes
+
+_MB = 2**20
+_PLAN = 250 * _MB  # 238, 4,096 small images in the window
+_DECODE = 300 * _MB  # 182, batches of 1 MB
+_DECODE_BATCHES = 4  # the one being filled, the one on its way to the store and its place there, an item's own frames
+_ENCODE = 650 * _MB  # 575, batches of 1 MB
+_ENCODE_BATCHES = 17  # 1,651 MB with batches of 63 MB: float32 pixels and the processor's copies of them, activations
+_PROMPT = 600 * _MB  # 526
+_GENERATE = 650 * _MB  # 532
+_NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def plan_bytes(config: Config) -> int:
+    """Of a task that plans a window, with the small objects that it has read and hands on."""
+    return _PLAN + max_carried_bytes(config)
+
+
+def decode_bytes(context: StageContext) -> int:
+    """Of a task that decodes. An item that is more than a batch by itself takes more."""
+    return _DECODE + _DECODE_BATCHES * batch_bytes(context)
+
+
+def encode_bytes(context: StageContext) -> int:
+    """Of an actor that encodes, with the weights of its half."""
+    dtype = context.config.encode.dtype
+    return _ENCODE + _ENCODE_BATCHES * batch_bytes(context) + _weights(context, "encoder", dtype)
+
+
+def prompt_bytes() -> int:
+    """Of a task that writes the prompts of a window."""
+    return _PROMPT
+
+
+def generate_bytes(context: StageContext) -> int:
+    """Of an actor that generates, with the weights of its half; what a batch takes depends on the answers."""
+    return _GENERATE + _weights(context, "language", context.config.generate.dtype)
+
+
+def batch_bytes(context: StageContext) -> int:
+    """What the frames of a batch take at most, as its limit of tokens has it."""
+    rules = context.checked.rules
+    if rules.keys() != context.checked.verdicts.keys():
+        return MAX_FRAME_BYTES
+    frames = {"image": 1, "video": rules["video"].temporal_patch_size if "video" in rules else 1}
+    patch = max(3 * rule.patch_size**2 * frames[modality] for modality, rule in rules.items())
+    return min(MAX_FRAME_BYTES, context.config.encode.max_batch_tokens * patch)
+
+
+def _weights(context: StageContext, half: str, dtype: str) -> int:
+    return context.checked.parameters[half] * _NUMBER_BYTES[dtype]
