@@ -28,7 +28,7 @@ def plan_bytes(config: Config) -> int:
 
 
 def decode_bytes(context: StageContext) -> int:
-    """Of a task that decodes. An item that is more than a batch by itself takes more."""
+    """Of a task that decodes."""
     return _DECODE + _DECODE_BATCHES * batch_bytes(context)
 
 
@@ -49,13 +49,16 @@ def generate_bytes(context: StageContext) -> int:
 
 
 def batch_bytes(context: StageContext) -> int:
-    """What the frames of a batch take at most, as its limit of tokens has it."""
-    rules = context.checked.rules
+    """What the frames of a batch take at most, by its limits and the sizes that the model's processor allows.
+
+    64 MB where frames come in their own size: an item of more, which is a batch by itself, is not counted.
+    """
+    encode, rules = context.config.encode, context.checked.rules
     if rules.keys() != context.checked.verdicts.keys():
         return MAX_FRAME_BYTES
-    frames = {"image": 1, "video": rules["video"].temporal_patch_size if "video" in rules else 1}
-    patch = max(3 * rule.patch_size**2 * frames[modality] for modality, rule in rules.items())
-    return min(MAX_FRAME_BYTES, context.config.encode.max_batch_tokens * patch)
+    patch = max(3 * rule.patch_size**2 * (rule.temporal_patch_size if m == "video" else 1) for m, rule in rules.items())
+    item = 3 * max(rule.max_pixels for rule in rules.values())
+    return max(item, min(MAX_FRAME_BYTES, encode.max_batch_tokens * patch, encode.max_batch_items * item))
 
 
 def _weights(context: StageContext, half: str, dtype: str) -> int:

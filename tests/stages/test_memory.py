@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ MB = 2**20
 RULE = PatchRule(patch_size=16, merge_size=2, temporal_patch_size=2, min_pixels=4096, max_pixels=2**20)
 # A patch of 16 x 16 pixels in three colours, of two frames in a video.
 IMAGE_PATCH, VIDEO_PATCH = 768, 1536
+ITEM = 3 * 2**20
 
 
 @pytest.fixture
@@ -38,22 +40,25 @@ def context(make_config: Callable[..., Config]) -> Callable[..., StageContext]:
 
 
 @pytest.mark.parametrize(
-    ("modalities", "ruled", "tokens", "expected"),
+    ("modalities", "ruled", "tokens", "items", "expected"),
     [
-        (("image",), ("image",), 1_000, 1_000 * IMAGE_PATCH),
-        (("image", "video"), ("image", "video"), 1_000, 1_000 * VIDEO_PATCH),
-        (("image", "video"), ("image", "video"), 100_000, 64 * MB),
-        (("image", "video"), ("image",), 1_000, 64 * MB),  # videos come at any size
+        (("image",), ("image",), 10_000, 16, 10_000 * IMAGE_PATCH),
+        (("image", "video"), ("image", "video"), 10_000, 16, 10_000 * VIDEO_PATCH),
+        (("image", "video"), ("image", "video"), 10_000, 2, 2 * ITEM),
+        (("image", "video"), ("image", "video"), 100, 16, ITEM),  # more than a batch by itself
+        (("image", "video"), ("image", "video"), 100_000, 32, 64 * MB),
+        (("image", "video"), ("image",), 100, 1, 64 * MB),  # videos come at any size
     ],
 )
-def test_a_batch_is_bounded_by_its_tokens(
+def test_a_batch_is_bounded_by_its_limits_and_the_processor_s(
     context: Callable[..., StageContext],
     modalities: tuple[str, ...],
     ruled: tuple[str, ...],
     tokens: int,
+    items: int,
     expected: int,
 ) -> None:
-    of = context(*modalities, ruled=ruled, encode={"max_batch_tokens": tokens})
+    of = context(*modalities, ruled=ruled, encode={"max_batch_tokens": tokens, "max_batch_items": items})
     assert memory.batch_bytes(of) == expected
     assert memory.decode_bytes(of) == 300 * MB + 4 * expected
 
@@ -67,9 +72,9 @@ def test_planned_batches_stay_below_what_is_declared(context: Callable[..., Stag
             ShapedMedia(position=i, modality=modality, num_frames=num_frames, geometry=geometry, identity=str(i))
             for i in range(300)
         ]
-        for max_tokens in (2_000, 20_000, 1_000_000):
-            of = context("image", "video", encode={"max_batch_tokens": max_tokens})
-            batches = plan_window(0, items, BatchBudget(max_items=1_000, max_tokens=max_tokens))
+        for max_tokens, max_items in itertools.product((100, 2_000, 20_000, 1_000_000), (1, 5, 1_000)):
+            of = context("image", "video", encode={"max_batch_tokens": max_tokens, "max_batch_items": max_items})
+            batches = plan_window(0, items, BatchBudget(max_items=max_items, max_tokens=max_tokens))
             assert max(sum(item.frame_bytes for item in batch.items) for batch in batches) <= memory.batch_bytes(of)
 
 
