@@ -5,8 +5,9 @@ import torch
 from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
 from pipeline.errors import ConfigError
-from pipeline.models.halves import load_half
+from pipeline.models.halves import count_parameters, load_half
 from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
+from tests.models.families import FAMILIES, save_family
 
 PATH = resolve_model("demo:captioner")
 
@@ -30,6 +31,14 @@ def test_precision_is_the_asked_one() -> None:
     assert {p.dtype for p in load_half(PATH, "encoder", dtype="bfloat16", device="cpu").parameters()} == {
         torch.bfloat16
     }
+
+
+@pytest.mark.parametrize("family", ["demo", *FAMILIES])
+def test_weights_are_counted_without_being_read(family: str, tmp_path: Path) -> None:
+    path = PATH if family == "demo" else str(save_family(family, tmp_path))
+    halves = {half: load_half(path, half, dtype="float32", device="cpu") for half in ("encoder", "language")}
+    held = {half: sum(weight.numel() for weight in model.parameters()) for half, model in halves.items()}
+    assert count_parameters(path) == held and min(held.values()) > 0
 
 
 def test_a_checkpoint_without_its_tower_is_refused(tmp_path: Path, whole: torch.nn.Module) -> None:
