@@ -98,14 +98,27 @@ class Store(Section):
 
     A shard is sealed when it holds `shard_bytes` or what one worker encoded of `shard_windows` windows: on a cluster, a
     lost node costs no more than that.
+
+    `max_bytes` is what the store may take. To keep to it, windows are planned before their segment starts, and what
+    they read then does not travel on: objects up to `decode.max_inline_bytes` are fetched twice, and counted twice.
     """
 
     path: str = "headrace_store"
     local_path: str | None = None
     retention: Literal["keep", "segment"] = "keep"
+    max_bytes: Positive | None = None
     shard_bytes: Positive = 4 * 2**30
     shard_windows: Positive = 16
     reuse: bool = True
+
+    @model_validator(mode="after")
+    def _bound_is_of_scratch(self) -> Store:
+        if self.max_bytes is not None and self.retention != "segment":
+            raise ValueError(
+                f"store.max_bytes ({self.max_bytes}) bounds a store that is scratch, and store.retention is "
+                f"{self.retention!r}; set store.retention: segment, or leave store.max_bytes out"
+            )
+        return self
 
 
 class Sinks(Section):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import logging
 import math
 import os
@@ -10,10 +11,10 @@ import pkgutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import ray
@@ -39,6 +40,7 @@ _BLOCK_BYTES = 32 * 2**20
 _BLOCKS_ENVIRONMENT = {"env_vars": {"HEADRACE_STAGE": "blocks"}}
 _MEMORY_KEYS = "ray.encode_workers, ray.generate_workers, ray.window_items or encode.max_batch_tokens"
 _POLL_SECONDS = 1.0
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -363,6 +365,12 @@ def receipts(dataset: ray.data.Dataset) -> Iterator[Receipt]:
                 yield receipt_from_json(text)
 
 
+def end_actors() -> None:
+    """Have the actors of finished passes end soon: Ray ends them when their handles are collected, which took up to
+    28 s by itself."""
+    gc.collect()
+
+
 class Background:
     """Small tasks beside a pass (publishing windows), collected as they end."""
 
@@ -390,6 +398,16 @@ def run_task(function: str, *arguments: Any, num_gpus: float = 0) -> Any:
     """
     with _own_errors():
         return ray.get(ray.remote(num_cpus=1, num_gpus=num_gpus, max_calls=1)(_call).remote(function, *arguments))
+
+
+def run_tasks(
+    function: Callable[..., Result], arguments: Iterable[tuple[Any, ...]], *, memory_bytes: int
+) -> list[Result]:
+    """Run a function on each tuple of arguments, as many at a time as there are CPUs and as much memory as each
+    declares; the results in their order."""
+    remote = ray.remote(num_cpus=1, memory=memory_bytes)(function)
+    with _own_errors():
+        return ray.get([remote.remote(*each) for each in arguments])
 
 
 def _call(function: str, *arguments: Any) -> Any:

@@ -6,7 +6,6 @@ requests → prompt → plan → fetch features → generate → restore → wri
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,16 +18,17 @@ from pipeline import engine
 from pipeline.config import Config
 from pipeline.demo.media import make_demo_media
 from pipeline.errors import ConfigError, QuarantineLimitError
-from pipeline.features.store import FeatureStore
 from pipeline.planning.windows import Window, plan_windows, segments
 from pipeline.progress import PassBar
 from pipeline.runs.durability import DurableWindows
 from pipeline.runs.ledger import Ledger
+from pipeline.runs.own_shards import noted_shards
 from pipeline.runs.receipts import PassName, ReceiptBook, Totals
 from pipeline.runs.report import write_report
 from pipeline.runs.run import Run, start_run
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
 from pipeline.schema import Receipt
+from pipeline.scratch import ACTORS_END_SECONDS, open_store, release, segments_that_fit, with_small_shards
 from pipeline.sinks.parquet import part_name
 from pipeline.stages import memory
 from pipeline.stages.context import StageContext
@@ -41,7 +41,6 @@ from pipeline.stages.prompt import PlanPromptWindow
 from pipeline.storage import Folder
 
 _REPORT_ITEMS = 50
-_SEAL_SECONDS = 120
 
 
 def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
@@ -148,10 +147,12 @@ class _Driver:
         self.config = config
         self.run = current
         self.started = started
+        self.store = open_store(config)
         self.ledger = Ledger(current.folder)
         self.book = ReceiptBook()
         self.items: dict[str, dict[str, int]] = {"counts": {}, "quarantine": {}}
         self.several_nodes = engine.num_nodes() > 1
+        self.store_peak_bytes: int | None = None
         self.seconds = {"encode_pass": 0.0, "generate_pass": 0.0, "ray_startup": ray_seconds}
         self.windows = plan_windows(
             current.manifest.num_items,
@@ -163,34 +164,50 @@ class _Driver:
         """Both passes, segment by segment; returns the summary."""
         context = self._context()
         answered = self._restore("generate")
+        self._release(context)
         encoded = self._still_encoded(context, needless=answered)
-        for segment in segments(self.windows, self.config.ray.segment_windows):
-            todo = [window for window in segment if window.index not in answered]
-            self._pass(ENCODE, context, [window for window in todo if window.index not in encoded])
-            self._pass(GENERATE, context, todo)
-            self._release(segment)
-        return self._finish()
+        for segment in self._segments(context, [window for window in self.windows if window.index not in answered]):
+            self._pass(ENCODE, context, [window for window in segment if window.index not in encoded])
+            self.store_peak_bytes = max(self.store_peak_bytes or 0, self.store.num_bytes())
+            self._pass(GENERATE, context, segment)
+            self._release(context)
+        return self._finish(context)
+
+    def _segments(self, context: StageContext, windows: list[Window]) -> Iterator[list[Window]]:
+        """Runs of windows that are encoded, generated, written and released together."""
+        if self.config.store.max_bytes is None:
+            return iter(segments(windows, self.config.ray.segment_windows))
+        return segments_that_fit(context, windows, self.config.store.max_bytes, self._encode_workers().actors)
+
+    def _release(self, context: StageContext) -> None:
+        if self.config.store.retention == "segment":
+            release(context, self.windows)
 
     def encode(self) -> StageContext:
         """The encode pass, and every shard sealed."""
         context = self._context()
         encoded = self._still_encoded(context, needless={})
         self._pass(ENCODE, context, [window for window in self.windows if window.index not in encoded])
-        self._seal(self._written_shards())
+        self._seal(context, self._written_shards())
         self.run.folder.remove("_work/encode")
         return context
 
     def _context(self) -> StageContext:
         """What the stages need to know; the model is checked where it will run."""
-        workers = engine.preflight(self.config.encode.device, self.config.ray.encode_workers, self.config.ray)
+        workers = self._encode_workers()
         checked = engine.run_task(
             "pipeline.stages.checked_model:checked_model", self.config, workers.device, num_gpus=workers.actor_gpus
         )
-        return StageContext(config=self.config, run_url=self.run.folder.url, checked=checked)
+        in_place = self.config.store.retention == "segment" and not self.several_nodes and self.store.is_local
+        config = self.config if in_place else with_small_shards(self.config, workers.actors)
+        return StageContext(config=config, run_url=self.run.folder.url, checked=checked, in_place=in_place)
+
+    def _encode_workers(self) -> engine.Workers:
+        return engine.preflight(self.config.encode.device, self.config.ray.encode_workers, self.config.ray)
 
     def _still_encoded(self, context: StageContext, *, needless: Mapping[int, Any]) -> dict[int, dict[str, Any]]:
         """What earlier starts encoded: of the windows that are not `needless`, those whose shards are still there."""
-        self._seal_leftovers()
+        self._seal_leftovers(context)
         self._forget_lost_windows(context, needless)
         self._forget_lost_batches()
         return self._restore("encode")
@@ -234,7 +251,7 @@ class _Driver:
         started = time.perf_counter()
         by_index = {window.index: window for window in windows}
         finishing = engine.Background()
-        ready = DurableWindows(_store(self.config).is_sealed)
+        ready = DurableWindows(self.store.is_sealed)
 
         def publish(durable: list[int]) -> None:
             for window in durable:
@@ -252,7 +269,7 @@ class _Driver:
                     ready.add(receipt.window, written if self.several_nodes else ())
                 publish(ready.take())
                 self._count(finishing.ended())
-            self._seal(ready.shards)
+            self._seal(context, ready.shards)
             publish(ready.take(look=True))
             self._count(finishing.ended(wait=True))
         missing = sorted(set(by_index) - set(self.ledger.finished(each.name)))
@@ -266,37 +283,30 @@ class _Driver:
                 for name, count in items.get(kind, {}).items():
                     sums[name] = sums.get(name, 0) + count
 
-    def _seal_leftovers(self) -> None:
+    def _seal_leftovers(self, context: StageContext) -> None:
         """Shards whose writer has gone become sealed, and so known to later runs and to other machines."""
-        engine.run_on_every_node(_recover, self.config)
+        spared = noted_shards(self.run.folder) if context.in_place else set()
+        engine.run_on_every_node(_recover, self.config, spared)
 
-    def _seal(self, shards: set[str]) -> None:
+    def _seal(self, context: StageContext, shards: set[str]) -> None:
         """Wait until `shards` are sealed, whose actors end some time after their pass."""
-        store, deadline = _store(self.config), time.monotonic() + _SEAL_SECONDS
-        gc.collect()  # Ray ends actors when their handles are collected, which took up to 28 s by itself
-        while shards := {shard for shard in shards if not store.is_sealed(shard)}:
+        deadline = time.monotonic() + ACTORS_END_SECONDS
+        engine.end_actors()
+        while shards := {shard for shard in shards if not self.store.is_sealed(shard)}:
             if time.monotonic() > deadline:
-                raise RuntimeError(f"shards still open {_SEAL_SECONDS} s after their pass: {sorted(shards)}")
-            self._seal_leftovers()
+                raise RuntimeError(f"shards still open {ACTORS_END_SECONDS} s after their pass: {sorted(shards)}")
+            self._seal_leftovers(context)
             time.sleep(0.2)
 
     def _written_shards(self) -> set[str]:
         entries = self.ledger.finished("encode").values()
         return {shard for entry in entries for shard in entry["items"]["shards_written"]}
 
-    def _release(self, segment: list[Window]) -> None:
-        """With `store.retention: segment` the store is scratch: what this run put there for the segment goes."""
-        if self.config.store.retention != "segment":
-            return
-        entries = self.ledger.finished("encode")
-        shards = {shard for window in segment for shard in entries[window.index]["items"]["shards_written"]}
-        engine.run_on_every_node(_delete_shards, self.config, sorted(shards))
-
-    def _finish(self) -> dict[str, Any]:
+    def _finish(self, context: StageContext) -> dict[str, Any]:
         folder = self.run.folder
-        self._seal_leftovers()
+        self._seal_leftovers(context)
         if self.config.store.retention == "keep":
-            self._seal(self._written_shards())
+            self._seal(context, self._written_shards())
         folder.remove("_work")
         summary = build_summary(
             run_id=self.run.run_id,
@@ -307,6 +317,7 @@ class _Driver:
             seconds={**self.book.seconds, **self.seconds, "total": time.perf_counter() - self.started},
             quarantine=self.items["quarantine"],
             environment={**describe_environment(engine.accelerators()), "threads_per_worker": 1},
+            store_peak_bytes=self.store_peak_bytes,
         )
         write_report(folder, summary, _samples(folder))
         write_summary(folder, summary)
@@ -320,21 +331,13 @@ def _publish(each: Pass, context: StageContext, window: Window, totals: Totals) 
     return items
 
 
-def _store(config: Config) -> FeatureStore:
-    return FeatureStore(config.store.path, config.store.local_path, config.store.shard_bytes)
-
-
-def _recover(config: Config) -> None:
-    _store(config).recover()
+def _recover(config: Config, spared: set[str]) -> None:
+    open_store(config).recover(spared)
 
 
 def _held_shards(config: Config, shards: list[str]) -> list[str]:
-    store = _store(config)
+    store = open_store(config)
     return [shard for shard in shards if store.holds(shard)]
-
-
-def _delete_shards(config: Config, shards: list[str]) -> None:
-    _store(config).delete_shards(shards)
 
 
 def _samples(folder: Folder) -> list[dict[str, Any]]:

@@ -156,6 +156,17 @@ class Placeholder:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class RecordSize:
+    """Bytes of a modality's records: of a row of features, in all tensors together, and of what a record has besides.
+
+    The latter without key terms, for an image or a video of four frames.
+    """
+
+    row_bytes: int
+    other_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ItemFailure:
     """The wire form of `errors.ItemError`: why an item is in quarantine."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import io
+import itertools
 import json
 import os
 import posixpath
@@ -24,6 +26,7 @@ from pipeline.retry import Fault, Result, RetryingFile, explain, judge, retry, w
 # 5 % failing requests a listing of 100 pages would never pass whole. What still fails is tried again by `retry`.
 _S3_OPTIONS = {"connect_timeout": 5, "read_timeout": 15, "retries": {"mode": "standard", "total_max_attempts": 3}}
 _COPY_BYTES = 16 * 2**20
+_BLOCK_BYTES = 512  # of `st_blocks`, whatever the file system's own
 _READ_AHEAD_BYTES = 4 * 2**20  # not tuned against a store
 
 
@@ -232,6 +235,13 @@ class Folder:
         files = (posixpath.basename(e["name"]) for e in entries if e["type"] == "file")
         return sorted(f for f in files if f.endswith(suffix) and not f.endswith(".tmp") and f)
 
+    def num_bytes(self, name: str = "") -> int:
+        """What a file, or everything in a folder, takes; on a disk its blocks. 0 when it is absent."""
+        try:
+            return self._reach(_blocks if self.is_local else lambda path: int(self.fs.du(path)), name)
+        except FileNotFoundError:
+            return 0
+
     def remove(self, name: str) -> None:
         """Delete a file or a whole folder; nothing happens when it is absent."""
         self._reach(self._remove, name)
@@ -250,6 +260,15 @@ class Folder:
 
     def _url_of(self, name: str) -> str:
         return posixpath.join(self.url, name)
+
+
+def _blocks(path: str) -> int:
+    below = (os.path.join(folder, name) for folder, *names in os.walk(path) for name in itertools.chain(*names))
+    total = 0
+    for each in itertools.chain([path], below):
+        with contextlib.suppress(FileNotFoundError):  # removed since it was listed
+            total += os.lstat(each).st_blocks * _BLOCK_BYTES
+    return total
 
 
 def _peek(fs: Any, path: str) -> bytes:

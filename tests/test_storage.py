@@ -157,3 +157,19 @@ def test_a_root_is_a_folder_too(url: str, below: str) -> None:
     assert folder.locate("a/b").lstrip("/") == below.lstrip("/")
     assert folder.sub("a").locate("b") == below
     assert folder.sub("a").is_local == folder.is_local == (url == "/")
+
+
+def test_what_a_file_and_a_folder_take(folder: Folder) -> None:
+    assert folder.num_bytes() == folder.num_bytes("x") == 0
+    folder.write_bytes("a/one", bytes(5000))
+    folder.write_bytes("a/b/two", bytes(100_000))
+    if not folder.is_local:
+        assert (folder.num_bytes("a/one"), folder.num_bytes("a"), folder.num_bytes()) == (5000, 105_000, 105_000)
+        return
+    blocks = [os.stat(folder.locate(name)).st_blocks * 512 for name in ("a/one", "a/b/two")]
+    folders = [os.stat(folder.locate(name)).st_blocks * 512 for name in ("", "a", "a/b")]
+    assert folder.num_bytes("a/one") == blocks[0] >= 5000
+    assert folder.num_bytes() == sum(blocks + folders) >= 105_000
+    with open(folder.locate("a/sparse"), "wb") as file:
+        file.truncate(10**9)
+    assert folder.num_bytes("a/sparse") < 10**6

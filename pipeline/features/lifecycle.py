@@ -9,6 +9,7 @@ import logging
 import os
 import shutil
 import uuid
+from collections.abc import Collection
 
 from pipeline.features.catalogue import (
     Entry,
@@ -46,13 +47,17 @@ def seal_shard(open_dir: str, destination: Folder, *, keep_at: str | None = None
         return _seal_locked(open_dir, destination, keep_at)
 
 
-def recover_shards(open_root: str, destination: Folder, cache_dir: str | None) -> list[SealedShard]:
+def recover_shards(
+    open_root: str, destination: Folder, cache_dir: str | None, spared: Collection[str] = ()
+) -> list[SealedShard]:
     """Seal every open shard below `open_root` whose writer is gone, and clear away what an earlier removal left.
 
-    A damaged one is set aside as `.damaged-<shard>` with a warning: its records are misses from now on.
+    Those that are `spared` stay as they are. A damaged one is set aside as `.damaged-<shard>` with a warning: its
+    records are misses from now on.
     """
     sealed = []
-    for name in sorted(os.listdir(open_root)) if os.path.isdir(open_root) else []:
+    names = os.listdir(open_root) if os.path.isdir(open_root) else []
+    for name in sorted(set(names).difference(spared)):
         path = os.path.join(open_root, name)
         if name.startswith(".removed-"):
             shutil.rmtree(path, ignore_errors=True)

@@ -49,17 +49,19 @@ def _filesystem(path: str) -> str:
 
 
 class FileLock:
-    """An exclusive `flock`, held until `close()` or until the process dies, however it dies.
+    """A `flock`, exclusive or `shared`, held until `close()` or until the process dies, however it dies.
 
     Raises `BlockingIOError` when another holds it and `blocking` is False; `FileNotFoundError` when the file is absent
     and `create` is False, or was removed while waiting.
     """
 
-    def __init__(self, path: str, *, blocking: bool, create: bool = True) -> None:
+    def __init__(self, path: str, *, blocking: bool, create: bool = True, shared: bool = False) -> None:
         self._pid = os.getpid()
-        self._file = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o644)
+        access = os.O_RDONLY if shared else os.O_RDWR
+        self._file = os.open(path, access | (os.O_CREAT if create else 0), 0o644)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+            kind = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+            fcntl.flock(self._file, kind | (0 if blocking else fcntl.LOCK_NB))
             if not os.path.samestat(os.stat(path), os.fstat(self._file)):
                 raise FileNotFoundError(f"{path}: replaced while waiting for its lock")
         except BaseException:

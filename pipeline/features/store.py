@@ -19,7 +19,7 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
@@ -36,7 +36,7 @@ from pipeline.features.codec import FeatureRecord, decode_record, encode_record
 from pipeline.features.identity import canonical_json
 from pipeline.features.lifecycle import delete_shard, fetch_shard, recover_shards, seal_shard, sealed_name
 from pipeline.features.local_disk import network_filesystem
-from pipeline.features.shard import ShardReader, ShardWriter
+from pipeline.features.shard import ShardReader, ShardWriter, has_writer, is_read
 from pipeline.storage import Folder
 
 SHARD_BYTES = 4 * 2**30
@@ -86,9 +86,12 @@ class FeatureStore:
     def __reduce__(self) -> tuple[type[FeatureStore], tuple[str, str | None, int, int]]:
         return type(self), (self.folder.url, self._local_path, self.shard_bytes, self.shard_windows)
 
-    def writer(self) -> StoreWriter:
-        """A writer of shards of its own; one a worker."""
-        return StoreWriter(self)
+    def writer(self, *, seals: bool = True, announce: Callable[[str], None] | None = None) -> StoreWriter:
+        """A writer of shards of its own; one a worker. `announce` is told a shard's id before there is such a shard.
+
+        Without `seals` full shards are only closed: they are read where they lie, and are never there twice.
+        """
+        return StoreWriter(self, seals=seals, announce=announce)
 
     def find(self, keys: Sequence[str]) -> dict[str, str]:
         """Key → shard id of those in sealed shards, as of the first call in this process or the last `reload()`."""
@@ -139,9 +142,30 @@ class FeatureStore:
         """True when the shard is sealed, or open on this machine."""
         return os.path.exists(os.path.join(self._open_root, shard_id)) or self.is_sealed(shard_id)
 
-    def recover(self) -> list[SealedShard]:
-        """Seal what dead writers left open on this machine."""
-        return recover_shards(self._open_root, self.folder, self._cache_dir)
+    def recover(self, spared: Collection[str] = ()) -> list[SealedShard]:
+        """Seal what dead writers left open on this machine, but for the shards `spared`."""
+        return recover_shards(self._open_root, self.folder, self._cache_dir, spared)
+
+    def in_use(self, shard_ids: Sequence[str]) -> list[str]:
+        """Those of the shards that a process of this machine writes or reads.
+
+        Deleted now, an open one would stay where it is, and any that is read would keep its disk space.
+        """
+        return [shard_id for shard_id in shard_ids if self._in_use(shard_id)]
+
+    def _in_use(self, shard_id: str) -> bool:
+        open_dir = os.path.join(self._open_root, shard_id)
+        local = self._cached(shard_id) or self.folder.locate(sealed_name(shard_id))
+        return has_writer(open_dir) or is_read(open_dir) or is_read(local)
+
+    def num_bytes(self) -> int:
+        """What the store takes where it lies; on a local disk in blocks, open shards and all."""
+        return self.folder.num_bytes()
+
+    def shard_num_bytes(self, shard_id: str) -> int:
+        """The part of `num_bytes` that a shard has; 0 when it is not there."""
+        sealed = self.folder.num_bytes(sealed_name(shard_id))
+        return sealed + (self.folder.num_bytes(f"open/{shard_id}") if self.is_local else 0)
 
     def delete_shards(self, shard_ids: Sequence[str]) -> None:
         """Remove shards with all their records; absent ones are none the worse."""
@@ -195,8 +219,8 @@ class FeatureStore:
     def _seal(self, open_dir: str) -> SealedShard | None:
         return seal_shard(open_dir, self.folder, keep_at=self._cached(os.path.basename(open_dir)))
 
-    def _new_shard(self) -> ShardWriter:
-        return ShardWriter(self._open_root, new_name())
+    def _new_shard(self, shard_id: str) -> ShardWriter:
+        return ShardWriter(self._open_root, shard_id)
 
 
 def _read(reader: ShardReader | None, key: str) -> FeatureRecord | None:
@@ -214,11 +238,13 @@ def _same(record: FeatureRecord, terms: dict[str, Any]) -> bool:
 class StoreWriter:
     """Puts batches into a shard of its own, opened with the first batch.
 
-    It is sealed when it holds `shard_bytes`, or when a batch comes of one window more than `shard_windows`.
+    It is full when it holds `shard_bytes`, or when a batch comes of one window more than `shard_windows`.
     """
 
-    def __init__(self, store: FeatureStore) -> None:
+    def __init__(self, store: FeatureStore, *, seals: bool, announce: Callable[[str], None] | None) -> None:
         self._store = store
+        self._seals = seals
+        self._announce = announce
         self._shard: ShardWriter | None = None
         self._num_bytes = 0
         self._windows: set[int] = set()
@@ -226,9 +252,9 @@ class StoreWriter:
     def put(self, records: Sequence[tuple[str, FeatureRecord]], window: int = 0) -> str:
         """Commit a batch whole, or not at all; returns the id of the shard that has it, for its receipt."""
         if len(self._windows | {window}) > self._store.shard_windows:
-            self.seal()
+            self._end_shard()
         if self._shard is None:
-            self._shard = self._store._new_shard()
+            self._shard = self._start_shard()
             self._num_bytes = 0
             self._windows = set()
         self._windows.add(window)
@@ -237,8 +263,20 @@ class StoreWriter:
         self._num_bytes += sum(len(data) for _, data in items)
         shard_id = self._shard.shard_id
         if self._num_bytes >= self._store.shard_bytes:
-            self.seal()
+            self._end_shard()
         return shard_id
+
+    def _start_shard(self) -> ShardWriter:
+        shard_id = new_name()
+        if self._announce is not None:
+            self._announce(shard_id)
+        return self._store._new_shard(shard_id)
+
+    def _end_shard(self) -> None:
+        if self._seals:
+            self.seal()
+        else:
+            self.close()
 
     def seal(self) -> SealedShard | None:
         """Close the current shard and seal it: its records outlive this machine's process and, remote, the machine."""

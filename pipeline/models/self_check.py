@@ -22,7 +22,7 @@ from pipeline.models.language_model import GenerationOptions, LanguageModel, Pro
 from pipeline.models.processing import run_processor
 from pipeline.models.vision_encoder import VisionEncoder
 from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
-from pipeline.schema import Frames, Modality, Probe, SamplePlan
+from pipeline.schema import Frames, Modality, Probe, RecordSize, SamplePlan
 
 _TRIED: dict[Modality, tuple[int, int, int]] = {"image": (1, 90, 130), "video": (4, 90, 130)}
 _NEW_TOKENS = 8
@@ -51,8 +51,16 @@ def check_properties(facts: VisionLanguageFacts) -> None:
         )
 
 
-def usable_modalities(facts: VisionLanguageFacts, *, dtype: str, device: str) -> dict[Modality, str]:
-    """Modality → "" when the halves answer as the whole model does, else why it is not offered.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckedHalves:
+    """By modality: "" when the halves answer as the whole model does, else why it is not offered; sizes of records."""
+
+    verdicts: dict[Modality, str]
+    sizes: dict[Modality, RecordSize]
+
+
+def check_halves(facts: VisionLanguageFacts, *, dtype: str, device: str) -> CheckedHalves:
+    """What came out when each modality was tried; those that the encoder refuses have no size.
 
     Loads the whole model, then each half, one at a time. Raises `ConfigError` as `check_properties` does, and when not
     even images work.
@@ -64,7 +72,15 @@ def usable_modalities(facts: VisionLanguageFacts, *, dtype: str, device: str) ->
     verdicts = {m: _difference(expected[m], records[m], found[m]) for m in facts.modalities}
     if verdicts["image"]:
         raise ConfigError(f"model {facts.model!r} cannot be run in two halves: for an image, {verdicts['image']}")
-    return verdicts
+    sizes = {m: _size(record) for m, record in records.items() if isinstance(record, FeatureRecord)}
+    return CheckedHalves(verdicts=verdicts, sizes=sizes)
+
+
+def _size(record: FeatureRecord) -> RecordSize:
+    in_rows = sum(memoryview(tensor.data).nbytes for tensor in record.tensors.values())
+    return RecordSize(
+        row_bytes=in_rows // record.geometry.feature_length, other_bytes=len(encode_record(record)) - in_rows
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -28,3 +30,9 @@ def plan_windows(num_items: int, *, first_items: int, full_items: int) -> list[W
 def segments(windows: list[Window], windows_per_segment: int) -> list[list[Window]]:
     """Runs of windows that are encoded, generated, written and released together."""
     return [windows[i : i + windows_per_segment] for i in range(0, len(windows), windows_per_segment)]
+
+
+def num_fitting(sizes: Sequence[int], room: int, limit: int) -> int:
+    """How many of the windows ahead, of these sizes and in this order, fit into `room` together; at most `limit`."""
+    totals = itertools.accumulate(sizes[:limit])
+    return sum(1 for _ in itertools.takewhile(lambda total: total <= room, totals))

@@ -25,18 +25,26 @@ class Ledger:
 
         A window's first line stands: recording it again changes nothing.
         """
-        name = f"{_FOLDER}/{pass_name}-{window:06d}.json"
+        name = _name(pass_name, window)
         if not self._folder.exists(name):
             self._folder.write_json(name, dict(entry))
 
     def forget(self, pass_name: PassName, window: int) -> None:
         """Take a line back: what it vouched for is gone."""
-        self._folder.remove(f"{_FOLDER}/{pass_name}-{window:06d}.json")
+        self._folder.remove(_name(pass_name, window))
 
     def finished(self, pass_name: PassName) -> dict[int, dict[str, Any]]:
         """Window → entry, ascending."""
-        matches = (re.fullmatch(rf"{pass_name}-(\d+)\.json", name) for name in self._folder.list(_FOLDER))
-        names = {int(match[1]): f"{_FOLDER}/{match[0]}" for match in matches if match}
+        windows = self.windows(pass_name)
         with ThreadPoolExecutor(_READ_THREADS) as pool:
-            entries = pool.map(self._folder.read_json, names.values())
-            return dict(sorted(zip(names, entries, strict=True)))
+            entries = pool.map(lambda window: self._folder.read_json(_name(pass_name, window)), windows)
+            return dict(zip(windows, entries, strict=True))
+
+    def windows(self, pass_name: PassName) -> list[int]:
+        """The windows of `finished`, without their entries."""
+        matches = (re.fullmatch(rf"{pass_name}-(\d+)\.json", name) for name in self._folder.list(_FOLDER))
+        return sorted(int(match[1]) for match in matches if match)
+
+
+def _name(pass_name: PassName, window: int) -> str:
+    return f"{_FOLDER}/{pass_name}-{window:06d}.json"

@@ -45,8 +45,10 @@ def build_summary(
     seconds: Mapping[str, float],
     quarantine: Mapping[str, int],
     environment: Mapping[str, Any],
+    store_peak_bytes: int | None,
 ) -> dict[str, Any]:
     """The summary as DESIGN.md names its fields. `counts` are those of the receipts, by these names; absent is 0.
+    `store_peak_bytes` is None when the store was not looked at.
 
     Raises `RuntimeError` when the items do not add up: one was lost or counted twice, and no number can be trusted.
     """
@@ -67,6 +69,7 @@ def build_summary(
         "quarantine": dict(quarantine),
         "forecast": {},
         "environment": dict(environment),
+        "store_peak_bytes": store_peak_bytes,
     }
 
 

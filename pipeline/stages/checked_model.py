@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import importlib.metadata
 import os
@@ -11,9 +12,10 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore
 from pipeline.models.halves import count_parameters
-from pipeline.models.self_check import usable_modalities
+from pipeline.models.self_check import check_halves
 from pipeline.models.vision_encoder import VisionEncoder
 from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
+from pipeline.schema import RecordSize
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
 
 
@@ -28,7 +30,11 @@ def checked_model(config: Config, device: str) -> CheckedModel:
         precision=config.encode.dtype,
     )
     return CheckedModel(
-        identity=identity, verdicts=known["verdicts"], rules=facts.rules, parameters=known["parameters"]
+        identity=identity,
+        verdicts=known["verdicts"],
+        rules=facts.rules,
+        sizes={modality: RecordSize(**size) for modality, size in known["sizes"].items()},
+        parameters=known["parameters"],
     )
 
 
@@ -37,9 +43,9 @@ def _known(config: Config, facts: VisionLanguageFacts, device: str) -> dict[str,
     dtype = config.encode.dtype
     name = f"models/{_checkpoint(facts)}-{dtype}-transformers-{importlib.metadata.version('transformers')}.json"
     known = dict(folder.read_json(name)) if folder.exists(name) else {}
-    if "parameters" not in known:  # or the store was written before they were counted
+    if "sizes" not in known:  # or the store was written before they were measured
         known = {
-            "verdicts": usable_modalities(facts, dtype=dtype, device=device),
+            **dataclasses.asdict(check_halves(facts, dtype=dtype, device=device)),
             "weights": VisionEncoder(facts, dtype=dtype, device="cpu").weights_digest(),
             "parameters": count_parameters(resolve_model(facts.model)),
             "model": config.model,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.config import Config
-from pipeline.features.store import FeatureStore
+from pipeline.features.store import FeatureStore, StoreWriter
 from pipeline.planning.geometry import probed_geometry
+from pipeline.runs.own_shards import note_shard
 from pipeline.schema import Geometry, Probe, SamplePlan
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
 from pipeline.storage import Folder
@@ -19,11 +20,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class StageContext:
-    """A run's configuration and folder, and what was found of its model."""
+    """A run's configuration and folder, and what was found of its model.
+
+    `in_place` is of a scratch store on the disk of the only machine: its shards are read where they are written.
+    """
 
     config: Config
     run_url: str
     checked: CheckedModel
+    in_place: bool = False
 
     @property
     def identity(self) -> EncoderIdentity:
@@ -59,6 +64,16 @@ class StageContext:
         """The feature store, one a process: it holds open shards and the catalogue."""
         section = self.config.store
         return _store(section.path, section.local_path, section.shard_bytes, section.shard_windows)
+
+    def store_writer(self) -> StoreWriter:
+        """A writer to the store.
+
+        In a scratch store each shard has the run's note, so that the run can delete it; where shards are read in place
+        they are not sealed, which would make a copy.
+        """
+        scratch = self.config.store.retention == "segment"
+        announce = functools.partial(note_shard, self.folder) if scratch else None
+        return self.store.writer(seals=not self.in_place, announce=announce)
 
 
 @functools.lru_cache(maxsize=4)

@@ -81,6 +81,9 @@ class DecodeBatches:
         terms = self.context.identity.key_terms(item, item.content)
         key = terms.digest()
         shard = self.context.store.find([key]).get(key)
-        if shard is None or self.context.store.fetch([(shard, key)], [terms.as_dict()]) == [None]:
+        if shard is None:
             return None
-        return shard
+        records = self.context.store.fetch([(shard, key)], [terms.as_dict()])
+        # This process outlives its pass: a shard that it kept mapped would keep its disk space when it is deleted.
+        self.context.store.close()
+        return shard if records != [None] else None

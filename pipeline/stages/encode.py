@@ -32,7 +32,7 @@ class EncodeBatches:
         encode = context.config.encode
         self.context = context
         self.encoder = VisionEncoder(context.facts, dtype=encode.dtype, device=device, attention=encode.attention)
-        self.writer = context.store.writer()
+        self.writer = context.store_writer()
         self.committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:

@@ -31,7 +31,7 @@ ENCODED_SCHEMA = pa.schema(
 
 
 def finish_encode_window(context: StageContext, window: Window) -> dict[str, Any]:
-    """Write `_run/encoded/<window>` and tell the source catalogue what was learnt; may be done again.
+    """Write `_run/encoded/<window>` and tell a store that is kept what was learnt of sources; may be done again.
 
     Returns what the ledger notes besides the totals: the shards that the window's features lie in, and those of them
     that this run wrote.
@@ -43,13 +43,14 @@ def finish_encode_window(context: StageContext, window: Window) -> dict[str, Any
     table = pa.Table.from_pylist(rows, ENCODED_SCHEMA)
     with context.folder.writing(encoded_name(window.index)) as file:
         pq.write_table(table, file, compression="zstd")
-    by_position = {media.position: media for media in plan.media}
-    context.store.sources.record(
-        {
-            by_position[position].source_id: SourceEntry(content=content, probe=by_position[position].probe)
-            for position, content in contents.items()
-        }
-    )
+    if context.config.store.retention == "keep":  # scratch would grow with the run, for features that are gone
+        by_position = {media.position: media for media in plan.media}
+        context.store.sources.record(
+            {
+                by_position[position].source_id: SourceEntry(content=content, probe=by_position[position].probe)
+                for position, content in contents.items()
+            }
+        )
     shards = {row["shard"] for row in rows if row["shard"]}
     written = {row["shard"] for row in rows if row["shard"] and not row["reused"]}
     return {"shards": sorted(shards), "shards_written": sorted(written)}

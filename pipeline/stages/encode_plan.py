@@ -112,6 +112,18 @@ def load_plan(context: StageContext, window: Window) -> WindowPlan | None:
     return WindowPlan.from_json(context.folder.read_json(plan_name(window.index)), requests)
 
 
+def written_plan(context: StageContext, window: Window) -> WindowPlan:
+    """The window's plan, which is made and written down when there is none. Made here it has the bytes that the probe
+    read, loaded it has not."""
+    plan = load_plan(context, window)
+    if plan is None:
+        plan = _WindowPlanner(context, window).plan()
+        context.folder.write_json(plan_name(window.index), plan.to_json())
+        # This process outlives its pass: a shard that it kept mapped would keep its disk space when it is deleted.
+        context.store.close()
+    return plan
+
+
 @dataclass(frozen=True)
 class PlanEncodeWindow:
     """Stage: window rows (`index, start, stop`) → batches still to be done, and receipts of what is known already."""
@@ -121,10 +133,7 @@ class PlanEncodeWindow:
     def __call__(self, windows: pa.Table) -> Iterator[pa.Table]:
         """Tables (`BATCH_SCHEMA`) of one row: its receipt and then a batch each, a window after another."""
         for row in windows.to_pylist():
-            plan = load_plan(self.context, Window(**row))
-            if plan is None:
-                plan = _WindowPlanner(self.context, Window(**row)).plan()
-                self.context.folder.write_json(plan_name(plan.window.index), plan.to_json())
+            plan = written_plan(self.context, Window(**row))
             # One by one: a table of them all would be a second copy of the bytes that they carry.
             for batch in self._rows(plan):
                 yield batch_table([batch])

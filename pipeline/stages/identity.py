@@ -10,7 +10,7 @@ from pipeline.features.identity import FeatureKeyTerms
 from pipeline.media.backend import DECODE_BACKEND
 from pipeline.media.resize import RESIZE_BACKEND
 from pipeline.planning.geometry import PatchRule
-from pipeline.schema import MediaItem, Modality
+from pipeline.schema import MediaItem, Modality, RecordSize
 from pipeline.stages.rows import PlannedMedia
 
 
@@ -44,12 +44,14 @@ class CheckedModel:
     """What a run needs to know of its checkpoint, told by the worker that loaded it, so that no other need load it.
 
     The encoder's terms of every feature key; modality → "" or why this checkpoint cannot be used with it; the rules of
-    those modalities whose grids follow from sizes alone; and how many numbers the weights of each half are.
+    those modalities whose grids follow from sizes alone; what a record of each modality takes; and how many numbers the
+    weights of each half are.
     """
 
     identity: EncoderIdentity
     verdicts: dict[Modality, str]
     rules: dict[Modality, PatchRule]
+    sizes: dict[Modality, RecordSize]
     parameters: dict[str, int]
 
 

@@ -69,6 +69,14 @@ def read_outcomes(folder: Folder, stage: str, window: int, digests: list[str]) -
             yield pq.read_table(file)
 
 
+def read_finished(folder: Folder, stage: str, window: int) -> Iterator[pa.Table]:
+    """The rows of the batches that are finished, as `read_outcomes` gives those of all."""
+    directory = _directory(stage, window)
+    for name in folder.list(directory, suffix=".parquet"):
+        with folder.open(f"{directory}/{name}") as file:
+            yield pq.read_table(file)
+
+
 def encode_batch_receipts(folder: Folder, window: int) -> dict[tuple[int, str], tuple[Receipt, str]]:
     """(batch, digest) → receipt and its JSON, of the encode batches that are finished already."""
     return _batch_receipts(folder, "encode", window)

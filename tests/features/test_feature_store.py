@@ -96,7 +96,7 @@ def test_nothing_put_nothing_sealed(path: str, local: str) -> None:
     feature_store = FeatureStore(path, local)
     assert feature_store.writer().seal() is None
     assert feature_store.recover() == []
-    writer = feature_store._new_shard()
+    writer = feature_store._new_shard("one")
     writer.close()
     assert feature_store.recover() == []
     assert not os.path.exists(writer.path)
@@ -191,7 +191,7 @@ def test_a_damaged_record_is_a_miss_and_its_neighbour_is_not(tmp_path: Path) -> 
 
 def test_a_record_damaged_before_sealing_is_not_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     feature_store = FeatureStore(str(tmp_path))
-    writer = feature_store._new_shard()
+    writer = feature_store._new_shard("one")
     good, record = keyed_record(1)
     writer.put_batch([("bad", b"not a record"), (good, store.encode_record(record))])
     writer.close()
@@ -366,3 +366,54 @@ def test_bfloat16_survives_the_store(path: str, local: str) -> None:
     back = feature_store.get(shard_id, "k")
     assert back is not None and back.tensors["deepstack_features.0"].dtype == "bfloat16"
     assert np.array_equal(back.tensors["deepstack_features.0"].numpy(), words)
+
+
+def test_a_writer_that_does_not_seal_leaves_one_copy_and_says_its_shards_first(path: str, local: str) -> None:
+    feature_store = FeatureStore(path, local, shard_bytes=6000)
+    announced: list[str] = []
+
+    def announce(shard_id: str) -> None:
+        assert not feature_store.holds(shard_id)
+        announced.append(shard_id)
+
+    writer = feature_store.writer(seals=False, announce=announce)
+    where = [writer.put([keyed_record(number)]) for number in range(7)]
+    # Three records a shard, as where shards are sealed.
+    assert [where.count(shard_id) for shard_id in announced] == [3, 3, 1]
+    assert feature_store.in_use(announced) == [announced[2]]
+    assert not any(feature_store.is_sealed(shard_id) for shard_id in announced)
+    for number, shard_id in enumerate(where):
+        check(feature_store.get(shard_id, key(number)), number)
+    assert feature_store.in_use(announced) == announced
+    feature_store.close()
+    writer.close()
+    assert feature_store.in_use([*announced, "never-was"]) == []
+    assert [sealed.shard_id for sealed in feature_store.recover(spared=announced[1:])] == [announced[0]]
+    assert [feature_store.is_sealed(shard_id) for shard_id in announced] == [True, False, False]
+    feature_store.delete_shards(announced)
+    assert not any(feature_store.holds(shard_id) for shard_id in announced)
+
+
+def test_a_sealed_shard_is_in_use_while_its_tensors_are(path: str, local: str) -> None:
+    feature_store = FeatureStore(path, local, shard_bytes=1)
+    shard_id = feature_store.writer().put([keyed_record(0, 100)])
+    record = feature_store.get(shard_id, key(0))
+    feature_store.close()
+    assert feature_store.in_use([shard_id]) == [shard_id]
+    check(record, 0, 100)
+    del record
+    assert feature_store.in_use([shard_id]) == []
+
+
+def test_what_the_store_and_its_shards_take(path: str, local: str) -> None:
+    feature_store = FeatureStore(path, local)
+    assert feature_store.num_bytes() == feature_store.shard_num_bytes("never-was") == 0
+    writer = feature_store.writer()
+    shard_id = writer.put([keyed_record(number, 100) for number in range(4)])
+    feature_bytes = 4 * 100 * 64 * 4
+    if feature_store.is_local:
+        assert feature_bytes < feature_store.shard_num_bytes(shard_id) <= feature_store.num_bytes()
+    writer.seal()
+    assert feature_bytes < feature_store.shard_num_bytes(shard_id) < feature_store.num_bytes() < 2 * feature_bytes
+    feature_store.delete_shards([shard_id])
+    assert feature_store.shard_num_bytes(shard_id) == 0 and feature_store.num_bytes() < 30_000

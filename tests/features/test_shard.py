@@ -18,7 +18,16 @@ from sample_records import CHILD_ENVIRONMENT
 from pipeline.errors import ConfigError
 from pipeline.features import local_disk
 from pipeline.features.local_disk import FileLock, network_filesystem
-from pipeline.features.shard import ShardReader, ShardWriter, compact_shard, lock_leftover
+from pipeline.features.shard import (
+    SHARD_OVERHEAD_BYTES,
+    ShardReader,
+    ShardWriter,
+    compact_shard,
+    disk_bytes,
+    has_writer,
+    is_read,
+    lock_leftover,
+)
 
 
 def blob(number: int, num_bytes: int) -> bytes:
@@ -225,3 +234,61 @@ def test_the_checksum_is_crc32_of_the_record(tmp_path: Path) -> None:
     path = sealed_copy(tmp_path, {"k": b"123456789"})
     # 0xCBF43926 is the published check value of CRC-32 for the digits 1 to 9.
     assert b"123456789" + struct.pack("<I", 0xCBF43926) in Path(path).read_bytes()
+
+
+@pytest.mark.parametrize("batch", [1, 16])
+@pytest.mark.parametrize("sizes", [(10,), (1500,), (1990, 2010), (2100,), (4000, 4096, 4200), (20_000, 90, 300_000)])
+def test_records_take_the_disk_they_are_said_to_take_at_most(
+    sizes: tuple[int, ...], batch: int, tmp_path: Path
+) -> None:
+    writer = ShardWriter(str(tmp_path), "s")
+    lengths = [sizes[i % len(sizes)] for i in range(160)]
+    records = [(f"{blob(i, 20).hex()}", blob(i, length)) for i, length in enumerate(lengths)]
+    for start in range(0, len(records), batch):
+        writer.put_batch(records[start : start + batch])
+    taken = sum(path.stat().st_blocks * 512 for path in (tmp_path / "s").iterdir())
+    said = sum(disk_bytes(length) for length in lengths)
+    assert taken <= said + SHARD_OVERHEAD_BYTES
+    if min(lengths) > 10_000:  # where it matters, not much less either
+        assert said < 1.05 * taken
+    writer.close()
+
+
+def test_a_shard_is_in_use_while_it_is_written_and_while_it_is_read(tmp_path: Path) -> None:
+    writer = ShardWriter(str(tmp_path / "open"), "s")
+    writer.put_batch(list(RECORDS.items()))
+    assert has_writer(writer.path) and not is_read(writer.path)
+    writer.close()
+    assert not has_writer(writer.path) and not has_writer(str(tmp_path / "open" / "absent"))
+    sealed = str(tmp_path / "s.lmdb")
+    compact_shard(writer.path, sealed)
+    for path in (writer.path, sealed):
+        gc.collect()
+        assert not is_read(path)
+        reader = ShardReader(path)
+        view = reader.get("big")
+        assert is_read(path)
+        reader.close()
+        gc.collect()
+        assert is_read(path) == (
+            path == sealed
+        )  # a view into a sealed shard keeps it mapped, of an open one it is a copy
+        del view
+        gc.collect()
+        assert not is_read(path)
+    assert not is_read(str(tmp_path / "absent"))
+
+
+def test_a_reader_in_another_process_is_seen_until_it_dies(tmp_path: Path) -> None:
+    path = sealed_copy(tmp_path, RECORDS)
+    code = (
+        "import sys; from pipeline.features.shard import ShardReader\n"
+        "reader = ShardReader(sys.argv[1]); print('reading', flush=True); sys.stdin.read()"
+    )
+    command = [sys.executable, "-c", code, path]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=CHILD_ENVIRONMENT)
+    assert child.stdout is not None and child.stdout.readline() == b"reading\n"
+    assert is_read(path)
+    child.kill()
+    child.communicate()
+    assert not is_read(path)

@@ -37,13 +37,13 @@ def test_a_text_model_is_refused() -> None:
 
 def test_the_demo_model_passes_with_images_and_videos() -> None:
     facts = VisionLanguageFacts.load("demo:captioner")
-    assert self_check.usable_modalities(facts, dtype="float32", device="cpu") == {"image": "", "video": ""}
+    assert self_check.check_halves(facts, dtype="float32", device="cpu").verdicts == {"image": "", "video": ""}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_pass_with_what_they_take(family: str, tmp_path: Path) -> None:
     facts = VisionLanguageFacts.load(str(save_family(family, tmp_path)))
-    verdicts = self_check.usable_modalities(facts, dtype="float32", device="cpu")
+    verdicts = self_check.check_halves(facts, dtype="float32", device="cpu").verdicts
     assert verdicts == dict.fromkeys(facts.modalities, "")
 
 
@@ -59,4 +59,4 @@ def test_halves_that_answer_otherwise_are_refused(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(VisionEncoder, "encode", doubled)
     with pytest.raises(ConfigError, match="the halves' features are not the whole model's"):
-        self_check.usable_modalities(facts, dtype="float32", device="cpu")
+        self_check.check_halves(facts, dtype="float32", device="cpu")

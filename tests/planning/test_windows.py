@@ -1,6 +1,10 @@
-import pytest
+import itertools
 
-from pipeline.planning.windows import plan_windows, segments
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pipeline.planning.windows import num_fitting, plan_windows, segments
 
 
 @pytest.mark.parametrize(
@@ -21,3 +25,41 @@ def test_a_first_window_larger_than_the_others_is_cut() -> None:
 def test_segments_are_runs_of_windows() -> None:
     windows = plan_windows(50, first_items=10, full_items=10)
     assert [[w.index for w in s] for s in segments(windows, 2)] == [[0, 1], [2, 3], [4]]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "room", "limit", "count"),
+    [
+        ([], 9, 9, 0),
+        ([4, 5, 1], 9, 9, 2),
+        ([4, 5, 1], 10, 9, 3),
+        ([4, 5, 1], 10, 2, 2),
+        ([10, 1], 9, 9, 0),  # the order is kept: the next is not taken in its place
+        ([0, 0], 0, 9, 2),
+        ([0, 1], -1, 9, 0),
+    ],
+)
+def test_windows_that_fit_together(sizes: list[int], room: int, limit: int, count: int) -> None:
+    assert num_fitting(sizes, room, limit) == count
+
+
+@given(st.lists(st.integers(0, 100)), st.integers(-10, 1000), st.integers(1, 20))
+def test_as_many_as_fit_and_not_one_more(sizes: list[int], room: int, limit: int) -> None:
+    count = num_fitting(sizes, room, limit)
+    assert 0 <= count <= min(limit, len(sizes))
+    assert count == 0 or sum(sizes[:count]) <= room
+    assert count in (limit, len(sizes)) or sum(sizes[: count + 1]) > room
+
+
+@given(st.lists(st.integers(0, 50), min_size=1), st.integers(50, 500), st.integers(1, 20))
+def test_segment_by_segment_every_window_has_its_turn(sizes: list[int], room: int, limit: int) -> None:
+    """As segments are made of what is left: consecutive, none empty, and no two that would have fitted together."""
+    left, taken = list(sizes), []
+    while left:
+        count = num_fitting(left, room, limit)
+        assert count >= 1
+        taken.append(left[:count])
+        left = left[count:]
+    assert [size for segment in taken for size in segment] == sizes
+    for one, next_one in itertools.pairwise(taken):
+        assert sum(one) <= room and (len(one) == limit or sum(one) + next_one[0] > room)

@@ -29,6 +29,7 @@ def test_windows_are_found_by_pass_in_order(folder: Folder) -> None:
     found = Ledger(folder).finished("encode")
     assert list(found.items()) == [(window, entry(window)) for window in (0, 12, 999_999, 1_000_000)]
     assert Ledger(folder).finished("generate") == {12: entry(-1)}
+    assert (Ledger(folder).windows("encode"), Ledger(folder).windows("generate")) == (list(found), [12])
 
 
 def test_the_first_line_of_a_window_stands(folder: Folder) -> None:

@@ -37,6 +37,7 @@ def report(tmp_path: Path, samples: list[dict[str, object]]) -> Page:
         seconds={"decode": 30.0, "encode": 60.0, EVIL: 0.0},
         quarantine={"rare": 1, EVIL: 4},
         environment={"python": "3.11", EVIL: [EVIL, "H200"], "torch": None},
+        store_peak_bytes=None,
     )
     write_report(Folder(str(tmp_path)), summary, iter(samples))
     return Page((tmp_path / "report.html").read_text(encoding="utf-8"))

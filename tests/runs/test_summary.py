@@ -16,7 +16,7 @@ from pipeline.storage import Folder
 FIELDS = """run_id, config_digest, status, items_in, items_written, items_reused, items_quarantined, items_skipped,
     media_in, fetches, bytes_fetched, frames_decoded, images_decoded, encodes, features_reused, fallbacks,
     computed_tokens, padded_tokens, prompt_tokens, prompt_padded_tokens, generated_tokens, seconds, quarantine,
-    forecast, environment"""
+    forecast, environment, store_peak_bytes"""
 
 
 def summary(items_in: int, **counts: int) -> dict[str, Any]:
@@ -29,6 +29,7 @@ def summary(items_in: int, **counts: int) -> dict[str, Any]:
         seconds={"decode": 2.5, "total": 9.0},
         quarantine={"too_large": 1},
         environment={"python": "3"},
+        store_peak_bytes=70_000,
     )
 
 
@@ -45,6 +46,7 @@ def test_fields_are_exactly_those_promised() -> None:
         "decode": 2.5,
     }
     assert (found["quarantine"], found["forecast"], found["environment"]) == ({"too_large": 1}, {}, {"python": "3"})
+    assert found["store_peak_bytes"] == 70_000
 
 
 @pytest.mark.parametrize("items_in", [5, 7])
