@@ -203,7 +203,12 @@ class _Driver:
         return StageContext(config=config, run_url=self.run.folder.url, checked=checked, in_place=in_place)
 
     def _encode_workers(self) -> engine.Workers:
-        return engine.preflight(self.config.encode.device, self.config.ray.encode_workers, self.config.ray)
+        return engine.preflight(
+            self.config.encode.device,
+            self.config.ray.encode_workers,
+            self.config.ray,
+            memory=engine.Memory(window_task=memory.plan_bytes(self.config)),
+        )
 
     def _still_encoded(self, context: StageContext, *, needless: Mapping[int, Any]) -> dict[int, dict[str, Any]]:
         """What earlier starts encoded: of the windows that are not `needless`, those whose shards are still there."""

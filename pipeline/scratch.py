@@ -89,12 +89,12 @@ def release(context: StageContext, windows: Sequence[Window]) -> None:
 
     Waits for the workers of the last pass to end. Raises `RuntimeError` when somebody goes on writing or reading.
     """
+    engine.end_actors()
     waiting = sorted(set(planned_windows(context.folder)).difference(Ledger(context.folder).windows("generate")))
     arguments = [(context, windows[index]) for index in waiting]
     awaited = engine.run_tasks(awaited_shards, arguments, memory_bytes=memory.plan_bytes(context.config))
     released = sorted(noted_shards(context.folder).difference(*awaited))
     deadline = time.monotonic() + ACTORS_END_SECONDS
-    engine.end_actors()
     used = released
     while used:
         used = sorted(set().union(*engine.run_on_every_node(_delete_unused, context.config, used)))

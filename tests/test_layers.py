@@ -150,6 +150,8 @@ def test_jobs_run_the_flow() -> None:
         ("pipeline/stages/encode.py", "from pipeline.engine import Workers"),
         ("pipeline/engine.py", "import pipeline.flow"),
         ("pipeline/flow.py", "from pipeline.api import caption"),
+        ("pipeline/scratch.py", "from pipeline.flow import run"),
+        ("pipeline/engine.py", "from pipeline import scratch"),
         ("pipeline/stages/context.py", "from pipeline import api"),
         ("pipeline/flow.py", "from jobs.running import run_config"),
         ("pipeline/media/probe.py", "from pipeline.stages.rows import BATCH_SCHEMA"),
