@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster
 
 from tests.ray.conftest import Driver, Job
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # 2 to 3 minutes: a cluster, three runs
 
 
 @pytest.fixture
