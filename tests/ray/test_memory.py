@@ -72,14 +72,14 @@ def start(folder: Path, scratch: str, memory_bytes: float) -> subprocess.Popen[s
     )
 
 
-def peaks(session: int, title: str) -> dict[int, int]:
-    """The most that processes of the session with such a title have held so far, in bytes, by process id."""
+def own_bytes(session: int, title: str) -> dict[int, int]:
+    """What processes of the session with such a title hold of their own (RssAnon), in bytes, by process id."""
     found = {}
     for entry in filter(str.isdigit, os.listdir("/proc")):
         try:
             if os.getsid(int(entry)) == session and title in Path(f"/proc/{entry}/cmdline").read_text():
                 lines = Path(f"/proc/{entry}/status").read_text().splitlines()
-                found[int(entry)] = next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
+                found[int(entry)] = next(1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:"))
         except (FileNotFoundError, ProcessLookupError, StopIteration):
             continue
     return found
@@ -89,8 +89,9 @@ def test_a_small_machine_decodes_within_its_bar_and_spills_nothing(folder: Path,
     with start(folder, scratch, 2.3 * 2**30) as process:  # of a machine of 4 GB
         decoding: dict[int, int] = {}
         while process.poll() is None:
-            decoding.update(peaks(process.pid, "DecodeBatches"))
-            time.sleep(0.2)
+            for pid, held in own_bytes(process.pid, "DecodeBatches").items():
+                decoding[pid] = max(held, decoding.get(pid, 0))
+            time.sleep(0.1)
         said = process.stdout.read() if process.stdout else ""
     assert process.returncode == 0, said
     assert said.split()[-2:] == ["spilled", "0"]
