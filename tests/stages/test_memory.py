@@ -32,6 +32,7 @@ def context(make_config: Callable[..., Config]) -> Callable[..., StageContext]:
             identity=EncoderIdentity(weights="", processor="", placeholder="", precision=""),
             verdicts=dict.fromkeys(modalities, ""),
             rules=dict.fromkeys(modalities if ruled is None else ruled, RULE),
+            sizes={},
             parameters={"encoder": 10, "language": 1_000},
         )
         return StageContext(config=make_config("", **changes), run_url="memory://run", checked=checked)
