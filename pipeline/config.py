@@ -51,6 +51,11 @@ class Sampling(Section):
     min_frames: Positive = 4
     max_frames: Positive = 64
 
+    @property
+    def most_frames(self) -> int:
+        """Of one video."""
+        return self.max_frames if self.policy == "fps" else self.num_frames
+
     @model_validator(mode="after")
     def _ordered(self) -> Sampling:
         if self.min_frames > self.max_frames:
@@ -91,6 +96,52 @@ class Generate(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention: str | None = None
+
+
+class Pooling(Section):
+    """The pooling contract of `model`, where it differs from what the model itself says, or the model says nothing.
+
+    Six fields, see `pipeline.pooling.contract`. `video` is how a video's vector is made of its frames'.
+    """
+
+    method: Literal["mean", "cls", "last_token", "none"] | None = None
+    normalisation: dict[str, str] | None = None
+    truncation: dict[str, str | int] | None = None
+    padding: dict[str, str | bool] | None = None
+    output: dict[str, str | int] | None = None
+    item_order: Literal["input"] = "input"
+    video: Literal["mean", "rising"] = "mean"
+
+    def contract(self) -> dict[str, Any]:
+        """The fields of the contract that are given."""
+        return self.model_dump(exclude_none=True, exclude={"video", "item_order"})
+
+
+class Text(Section):
+    """Texts to vectors or scores. `model` None: the job's own model embeds texts.
+
+    `prompt_name` is the model's prompt before texts, `query_prompt_name` before what is searched for. Documents are cut
+    into chunks of `chunk_tokens`, None: as many as the model takes.
+    """
+
+    model: str | None = None
+    pooling: Pooling = Pooling()
+    prompt_name: str | None = None
+    query_prompt_name: str | None = None
+    chunk_tokens: Positive | None = None
+    chunk_overlap_tokens: Annotated[int, Field(ge=0)] = 16
+    max_batch_items: Positive = 64
+    max_batch_tokens: Positive = 16_384
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    attention: str | None = None
+
+
+class Rank(Section):
+    """Reranking. A request with more documents is quarantined, or only its first are scored."""
+
+    max_documents: Positive = 1_000
+    above: Literal["quarantine", "truncate"] = "quarantine"
 
 
 class Store(Section):
@@ -134,6 +185,7 @@ class RayOptions(Section):
     decode_workers: Positive | None = None
     encode_workers: Positive | None = None
     generate_workers: Positive | None = None
+    pool_workers: Positive | None = None
     wait_seconds: Annotated[float, Field(ge=0)] = 300.0
     window_items: Positive = 4096
     first_window_items: Positive = 512
@@ -143,7 +195,7 @@ class RayOptions(Section):
 class Config(Section):
     """A complete run. See `configs/` for examples; `headrace run FILE --set a.b=c` reaches every field."""
 
-    job: Literal["caption_videos"]
+    job: Literal["caption_videos", "embed_backfill", "index_documents", "rerank"]
     input: str
     output: str = "output"
     run_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
@@ -157,6 +209,9 @@ class Config(Section):
     decode: Decode = Decode()
     encode: Encode = Encode()
     generate: Generate = Generate()
+    pooling: Pooling = Pooling()
+    text: Text = Text()
+    rank: Rank = Rank()
     store: Store = Store()
     sinks: Sinks = Sinks()
     ray: RayOptions = RayOptions()
@@ -176,6 +231,15 @@ class Config(Section):
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return value
+
+    @property
+    def text_model(self) -> str:
+        """What embeds texts."""
+        return self.text.model or self.model
+
+    def text_pooling(self) -> dict[str, Any]:
+        """The contract's fields that are given for texts."""
+        return (self.text.pooling if self.text.model is not None else self.pooling).contract()
 
     def limits(self) -> Budget:
         """The admission budget in force."""

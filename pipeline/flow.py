@@ -2,6 +2,7 @@
 
 manifest → probe → admit → plan → decode → encode → persist       encode pass: media → features
 requests → prompt → plan → fetch features → generate → restore → write   generate pass: features → text
+requests → tokenize → plan → embed or score → restore → write            pool pass: → vectors, scores
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from pipeline.stages.encode_finish import finish_encode_window, forget_encode_wi
 from pipeline.stages.encode_plan import PlanEncodeWindow, planned_windows
 from pipeline.stages.generate_finish import finish_generate_window
 from pipeline.stages.outcomes import encode_batch_receipts, remove_outcome
+from pipeline.stages.pool_finish import finish_pool_window
+from pipeline.stages.pool_plan import PlanTextWindow
 from pipeline.stages.prompt import PlanPromptWindow
 from pipeline.storage import Folder
 
@@ -89,6 +92,28 @@ def generate_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[
     return engine.receipts(generated)
 
 
+def pool_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
+    """Texts → vectors. Media have theirs in the store already."""
+    return _text_pass(context, windows, PlanTextWindow(context), "pipeline.stages.embed_texts:EmbedTexts")
+
+
+def _text_pass(
+    context: StageContext, windows: Sequence[Window], plan: Callable[[Any], Iterator[Any]], stage: str
+) -> Iterator[Receipt]:
+    config = context.config
+    workers = engine.preflight(
+        config.text.device,
+        config.ray.pool_workers,
+        config.ray,
+        memory=engine.Memory(window_task=memory.prompt_bytes(), actor=memory.pool_bytes(context)),
+    )
+    rows = engine.windows_dataset(windows)
+    planned = engine.map_windows(
+        rows, plan, batches_per_block=engine.PROMPT_BATCHES_PER_BLOCK, memory_bytes=workers.memory.window_task
+    )
+    return engine.receipts(engine.map_actors(planned, stage, {"context": context}, workers))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pass:
     """A pass over a segment's windows, and the task that publishes a window when its receipts are in."""
@@ -100,6 +125,9 @@ class Pass:
 
 ENCODE = Pass(name="encode", receipts=encode_pass, finish=finish_encode_window)
 GENERATE = Pass(name="generate", receipts=generate_pass, finish=finish_generate_window)
+POOL = Pass(name="pool", receipts=pool_pass, finish=finish_pool_window)
+# The pass that writes an item's row, by job; the encode pass comes before it where there are media to encode.
+ANSWERS: dict[str, Pass] = {"caption_videos": GENERATE, "embed_backfill": POOL}
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -153,7 +181,8 @@ class _Driver:
         self.items: dict[str, dict[str, int]] = {"counts": {}, "quarantine": {}}
         self.several_nodes = engine.num_nodes() > 1
         self.store_peak_bytes: int | None = None
-        self.seconds = {"encode_pass": 0.0, "generate_pass": 0.0, "ray_startup": ray_seconds}
+        self.answering = ANSWERS[config.job]
+        self.seconds = {"encode_pass": 0.0, f"{self.answering.name}_pass": 0.0, "ray_startup": ray_seconds}
         self.windows = plan_windows(
             current.manifest.num_items,
             first_items=config.ray.first_window_items,
@@ -163,13 +192,14 @@ class _Driver:
     def answer(self) -> dict[str, Any]:
         """Both passes, segment by segment; returns the summary."""
         context = self._context()
-        answered = self._restore("generate")
+        answered = self._restore(self.answering.name)
         self._release(context)
         encoded = self._still_encoded(context, needless=answered)
         for segment in self._segments(context, [window for window in self.windows if window.index not in answered]):
-            self._pass(ENCODE, context, [window for window in segment if window.index not in encoded])
+            if context.checked.verdicts:
+                self._pass(ENCODE, context, [window for window in segment if window.index not in encoded])
             self.store_peak_bytes = max(self.store_peak_bytes or 0, self.store.num_bytes())
-            self._pass(GENERATE, context, segment)
+            self._pass(self.answering, context, segment)
             self._release(context)
         return self._finish(context)
 

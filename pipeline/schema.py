@@ -39,10 +39,10 @@ class MediaItem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One manifest row: what a caller wants to be asked about zero or more media items.
+    """One manifest row: what a caller wants to be asked about zero or more media items, embedded or ranked.
 
     `prompt` or `messages` (chat form; content parts of type "image"/"video" take `media` in order) override the
-    job's own prompt.
+    job's own prompt. `text` is what is embedded where there is no media; `query` and `documents` are ranked.
     """
 
     item_index: int
@@ -51,6 +51,9 @@ class Request:
     prompt: str | None = None
     messages: tuple[dict[str, Any], ...] | None = None
     tenant: str = ""
+    text: str | None = None
+    query: str | None = None
+    documents: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,6 +130,7 @@ class Geometry:
     """Where an item's features lie: `grid` is (t, h, w) in patches before merging, sizes are (height, width).
 
     `timestamps` are the times of the frames shown, `duration_seconds` that of the whole item: models are told of them.
+    `cropped_size` is the middle of `resized_size` that a model sees, where its processor crops.
     """
 
     grid: tuple[int, int, int]
@@ -136,6 +140,12 @@ class Geometry:
     resized_size: tuple[int, int]
     timestamps: tuple[float, ...] = ()
     duration_seconds: float = 0.0
+    cropped_size: tuple[int, int] | None = None
+
+    @property
+    def shown_size(self) -> tuple[int, int]:
+        """(height, width) of the frames that the model is handed."""
+        return self.cropped_size or self.resized_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -182,7 +192,7 @@ class Receipt:
     `counts` and `seconds` are additive: every number of the run's summary is a sum over receipts.
     """
 
-    stage: Literal["plan", "encode", "prompt", "generate"]
+    stage: Literal["plan", "encode", "prompt", "generate", "tokenize", "pool"]
     window: int
     batch: int
     digest: str

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from pipeline.errors import ItemError
 from pipeline.media.decode import decode_media
+from pipeline.media.resize import crop_frames
 from pipeline.media.source import FetchCounter, read_source
 from pipeline.schema import Frames, ItemFailure
 from pipeline.stages.context import StageContext
@@ -37,7 +38,7 @@ class DecodeBatches:
         [batch] = row.drop_columns("pixels").to_pylist()
         planned = [PlannedMedia.from_row(item) for item in batch["items"]]
         counter = FetchCounter()
-        height, width = planned[0].geometry.resized_size
+        height, width = planned[0].geometry.shown_size
         shape = (len(planned), len(planned[0].requested), height, width, 3)
         pixels: npt.NDArray[np.uint8] = np.empty(shape, np.uint8)
         decoded: list[DecodedMedia] = []
@@ -65,7 +66,12 @@ class DecodeBatches:
             shard = self._known_shard(joined) if item.content is None else None
             if shard is not None:
                 return DecodedMedia(planned=joined, shard=shard, fetch_ms=fetch_ms), None
-            frames = decode_media(io.BytesIO(data), item.probe, item.requested, item.geometry.resized_size)
+            frames = decode_media(
+                io.BytesIO(data), item.probe, item.requested, item.geometry.resized_size, self.context.identity.resample
+            )
+            if item.geometry.cropped_size is not None:
+                pixels = crop_frames(frames.pixels, item.geometry.cropped_size)
+                frames = Frames(pixels=pixels, pts_seconds=frames.pts_seconds)
         except ItemError as error:
             failure = ItemFailure(stage=error.stage, code=error.code, message=error.message)
             return DecodedMedia(planned=item, failure=failure), None

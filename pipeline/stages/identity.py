@@ -3,25 +3,36 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.errors import ItemError
-from pipeline.features.identity import FeatureKeyTerms
+from pipeline.features.identity import FeatureKeyTerms, canonical_json
 from pipeline.media.backend import DECODE_BACKEND
-from pipeline.media.resize import RESIZE_BACKEND
-from pipeline.planning.geometry import PatchRule
+from pipeline.media.resize import Resample, resize_backend
+from pipeline.planning.geometry import SizeRule
 from pipeline.schema import MediaItem, Modality, RecordSize
 from pipeline.stages.rows import PlannedMedia
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderIdentity:
-    """The terms of a key that are the encoder's: digests of weights, processor configuration and placeholder layout."""
+    """The terms of a key that are the encoder's: digests of weights, processor configuration and placeholder layout.
+
+    `resample` is how frames are resized for it, which is a part of the resize back end.
+    """
 
     weights: str
     processor: str
     placeholder: str
     precision: str
+    resample: Resample = "bicubic"
+
+    def digest(self) -> str:
+        """16 hex digits over the terms."""
+        terms = [self.weights, self.processor, self.placeholder, self.precision, resize_backend(self.resample)]
+        return hashlib.sha256(canonical_json(terms)).hexdigest()[:16]
 
     def key_terms(self, planned: PlannedMedia, content: str) -> FeatureKeyTerms:
         """Everything that the features of `planned`, whose bytes are `content`, depend on."""
@@ -30,7 +41,7 @@ class EncoderIdentity:
             content=content,
             sampling=planned.requested.pts_seconds if planned.probe.modality == "video" else (),
             decode_backend=DECODE_BACKEND,
-            resize_backend=RESIZE_BACKEND,
+            resize_backend=resize_backend(self.resample),
             resized_size=planned.geometry.resized_size,
             processor=self.processor,
             weights=self.weights,
@@ -45,14 +56,33 @@ class CheckedModel:
 
     The encoder's terms of every feature key; modality → "" or why this checkpoint cannot be used with it; the rules of
     those modalities whose grids follow from sizes alone; what a record of each modality takes; and how many numbers the
-    weights of each half are.
+    weights of each half are. `vectors` is given for models that make vectors.
     """
 
     identity: EncoderIdentity
     verdicts: dict[Modality, str]
-    rules: dict[Modality, PatchRule]
+    rules: Mapping[Modality, SizeRule]
     sizes: dict[Modality, RecordSize]
     parameters: dict[str, int]
+    vectors: VectorSpaces | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VectorSpace:
+    """Where vectors of one model and contract lie: only those of one `digest` compare. `contract` is as JSON has it."""
+
+    model: str
+    dimensions: int
+    contract: dict[str, Any]
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VectorSpaces:
+    """Those of a job: of media, and of texts; equal where one model has both. None: there are no such vectors."""
+
+    media: VectorSpace | None
+    text: VectorSpace | None
 
 
 def sha256_content(data: bytes) -> str:
