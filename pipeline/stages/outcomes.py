@@ -55,6 +55,7 @@ VECTOR_OUTCOME = pa.schema(
         ("text_embed_ms", pa.float64()),
     ]
 )
+SCORE_OUTCOME = pa.schema([("item_index", pa.int64()), ("document", pa.int32()), ("score", pa.float32())])
 _RECEIPT = b"headrace.receipt"
 
 
