@@ -99,9 +99,9 @@ class Generate(Section):
 
 
 class Pooling(Section):
-    """The pooling contract of `model`, where it differs from what the model itself says, or the model says nothing.
+    """A pooling contract where it differs from what the model itself says, or the model says nothing.
 
-    Six fields, see `pipeline.pooling.contract`. `video` is how a video's vector is made of its frames'.
+    Its fields are those of `pipeline.pooling.contract`, whole or in part.
     """
 
     method: Literal["mean", "cls", "last_token", "none"] | None = None
@@ -110,11 +110,16 @@ class Pooling(Section):
     padding: dict[str, str | bool] | None = None
     output: dict[str, str | int] | None = None
     item_order: Literal["input"] = "input"
-    video: Literal["mean", "rising"] = "mean"
 
     def contract(self) -> dict[str, Any]:
-        """The fields of the contract that are given."""
+        """The fields that are given."""
         return self.model_dump(exclude_none=True, exclude={"video", "item_order"})
+
+
+class MediaPooling(Pooling):
+    """The contract of `model`; `video` is how a video's vector is made of its frames'."""
+
+    video: Literal["mean", "rising"] = "mean"
 
 
 class Text(Section):
@@ -209,7 +214,7 @@ class Config(Section):
     decode: Decode = Decode()
     encode: Encode = Encode()
     generate: Generate = Generate()
-    pooling: Pooling = Pooling()
+    pooling: MediaPooling = MediaPooling()
     text: Text = Text()
     rank: Rank = Rank()
     store: Store = Store()

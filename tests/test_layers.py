@@ -13,12 +13,13 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for top in ("pipeline", "jobs")
 
 # Library → where it may be imported. Everything else is to stay testable, and quick to start, without it.
 _NETWORKS = ("pipeline/models/", "pipeline/language/", "pipeline/pooling/")
+_COMPUTING = ("encode", "generate", "embed_texts", "score_pairs")
 HOMES: dict[str, tuple[str, ...]] = {
     "ray": ("pipeline/engine.py", "pipeline/flow.py", "pipeline/api.py", "jobs/"),  # api: it takes and returns datasets
     "lmdb": ("pipeline/features/shard.py",),
     "av": ("pipeline/media/", "pipeline/demo/"),
     "PIL": ("pipeline/media/", "pipeline/demo/"),
-    "torch": (*_NETWORKS, "pipeline/stages/encode.py", "pipeline/stages/generate.py"),
+    "torch": (*_NETWORKS, *(f"pipeline/stages/{name}.py" for name in _COMPUTING)),
     "torchvision": _NETWORKS,
     "transformers": _NETWORKS,
     "sentence_transformers": ("tests/",),  # what vectors are compared with, and nothing to run by
@@ -38,6 +39,7 @@ PURE = (
     "pipeline/planning/image_size.py",
     "pipeline/pooling/contract.py",
     "pipeline/pooling/rank.py",
+    "pipeline/pooling/frames.py",
 )
 
 # Imports go to the same layer or a lower one. What is not named here is the lowest: media, features, models, …

@@ -8,13 +8,13 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore
+from pipeline.models.checkpoint import checkpoint_name
 from pipeline.models.halves import count_parameters
 from pipeline.models.self_check import check_halves
 from pipeline.models.vision_encoder import VisionEncoder
 from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
 from pipeline.schema import RecordSize
 from pipeline.stages.checked_vectors import checked_scorer, checked_vectors
-from pipeline.stages.checkpoint_files import checkpoint_name
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
 
 
@@ -44,9 +44,8 @@ def checked_model(config: Config, device: str) -> CheckedModel:
 def _known(config: Config, facts: VisionLanguageFacts, device: str) -> dict[str, Any]:
     folder = FeatureStore(config.store.path, config.store.local_path).folder
     dtype = config.encode.dtype
-    name = (
-        f"models/{checkpoint_name(config.model)}-{dtype}-transformers-{importlib.metadata.version('transformers')}.json"
-    )
+    version = importlib.metadata.version("transformers")
+    name = f"models/{checkpoint_name(resolve_model(config.model))}-{dtype}-transformers-{version}.json"
     known = dict(folder.read_json(name)) if folder.exists(name) else {}
     if "sizes" not in known:  # or the store was written before they were measured
         known = {

@@ -12,11 +12,12 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.features.codec import encode_record
 from pipeline.features.store import FeatureStore
+from pipeline.models.checkpoint import checkpoint_name
 from pipeline.models.dual_encoder import DualEncoderFacts, ImageTower
 from pipeline.models.embedder import FrameVectors, TextSide, is_dual_encoder
 from pipeline.models.reranker import Scorer, ScorerFacts
+from pipeline.models.vision_language import resolve_model
 from pipeline.schema import Geometry, Modality, RecordSize
-from pipeline.stages.checkpoint_files import checkpoint_name
 from pipeline.stages.identity import CheckedModel, EncoderIdentity, VectorSpace, VectorSpaces
 
 _MODALITIES: tuple[Modality, ...] = ("image", "video")
@@ -121,7 +122,7 @@ def _remembered(
 ) -> dict[str, Any]:
     folder = FeatureStore(config.store.path, config.store.local_path).folder
     version = importlib.metadata.version("transformers")
-    name = f"models/{checkpoint_name(model)}-{part}-{dtype}-transformers-{version}.json"
+    name = f"models/{checkpoint_name(resolve_model(model))}-{part}-{dtype}-transformers-{version}.json"
     if not folder.exists(name):
         folder.write_json(name, {**make(), "model": model})
     return dict(folder.read_json(name))

@@ -7,12 +7,11 @@ import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
 from pipeline.errors import ItemError
-from pipeline.models.reranker import TokenizedText
 from pipeline.planning.windows import Window
 from pipeline.pooling.rank import admit_documents, plan_pairs
 from pipeline.runs.manifest import read_range
@@ -21,6 +20,9 @@ from pipeline.schema import Receipt, Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import count_codes, failure_row, pool_batch_receipts
 from pipeline.stages.pool_plan import pool_plan_name
+
+if TYPE_CHECKING:
+    from pipeline.models.reranker import TokenizedText
 
 PAIR_SCHEMA = pa.schema(
     [

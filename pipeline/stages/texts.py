@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from pipeline.errors import ItemError
 from pipeline.language.chunking import chunk_text
-from pipeline.models.embedder import TextSide
 from pipeline.stages.context import StageContext
+
+if TYPE_CHECKING:
+    from pipeline.models.embedder import TextSide
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
