@@ -17,7 +17,7 @@ from pipeline.media.decode import decode_media
 from pipeline.media.source import FetchCounter, read_source
 from pipeline.schema import Frames, ItemFailure
 from pipeline.stages.context import StageContext
-from pipeline.stages.identity import check_content, sha256_content
+from pipeline.stages.identity import check_content, media_content, sha256_content
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, batch_table
 
 
@@ -57,7 +57,8 @@ class DecodeBatches:
         try:
             data = read_source(item.media, counter)
             # What the probe read travels along; what is read again may have changed since, or not be what was claimed.
-            content = item.content if item.media.data is not None and item.content else sha256_content(data)
+            known = item.content if item.media.data is not None else None
+            content = known or media_content(item.media, sha256_content(data))
             check_content(item.media, item.content, content)
             fetched = time.perf_counter()
             fetch_ms = 1e3 * (fetched - started)
@@ -65,7 +66,8 @@ class DecodeBatches:
             shard = self._known_shard(joined) if item.content is None else None
             if shard is not None:
                 return DecodedMedia(planned=joined, shard=shard, fetch_ms=fetch_ms), None
-            frames = decode_media(io.BytesIO(data), item.probe, item.requested, item.geometry.resized_size)
+            file, size = io.BytesIO(data), item.geometry.resized_size
+            frames = decode_media(file, item.probe, item.requested, size, page=item.media.page)
         except ItemError as error:
             failure = ItemFailure(stage=error.stage, code=error.code, message=error.message)
             return DecodedMedia(planned=item, failure=failure), None
