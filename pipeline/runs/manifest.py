@@ -1,8 +1,9 @@
 """The listing of a run: read from a manifest file or a folder of media, checked, and frozen under the run.
 
 A manifest is `.parquet`, `.jsonl` / `.ndjson` or `.csv`. Columns: `id` (required), then media as `media` (a list of
-uris or of `{uri | data, modality, version, sha256}`) or as `uri`, `data`, `image(s)`, `video(s)`; optional `prompt` or
-`messages`, `tenant`, and for rows with one media item `modality`, `version`, `sha256`. Other columns are ignored.
+uris or of `{uri | data, modality, version, sha256, page}`) or as `uri`, `data`, `image(s)`, `video(s)`; optional
+`prompt` or `messages`, `tenant`, and for rows with one media item `modality`, `version`, `sha256`. Other columns are
+ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ import re
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -35,6 +36,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, ManifestError
 from pipeline.retry import Result
+from pipeline.runs.pages import page_requests
 from pipeline.schema import MediaItem, Modality, Request
 from pipeline.storage import Folder, file_system, open_reading, reach
 
@@ -59,6 +61,7 @@ FROZEN_SCHEMA = pa.schema(
                         ("modality", pa.string()),
                         ("version", pa.string()),
                         ("sha256", pa.string()),
+                        ("page", pa.int32()),
                     ]
                 )
             ),
@@ -87,6 +90,7 @@ _MODALITY_BY_SUFFIX: dict[str, Modality] = {
     **dict.fromkeys(VIDEO_SUFFIXES.split(), "video"),
 }
 
+_MAX_PAGES = 2**31  # as the frozen listing holds them
 _ROWS_PER_READ = 1024
 _ROWS_PER_READ_INLINE = 32  # rows with inline bytes are megabytes each
 _ROW_GROUP_BYTES = 32 * 2**20  # inline bytes held before a row group is written; not tuned
@@ -113,17 +117,20 @@ def check_input(input: str) -> None:
         raise ManifestError(f"{input}: no such file or folder, or nothing in it")
 
 
-def freeze_manifest(input: str, folder: Folder, *, limit: int | None, rows_per_file: int = 4096) -> FrozenManifest:
+def freeze_manifest(
+    input: str, folder: Folder, *, limit: int | None, rows_per_file: int = 4096, expand_pages: bool = False
+) -> FrozenManifest:
     """Write the listing under `folder`, its index last; a listing already frozen there is only read.
 
-    Raises what `read_manifest` raises, and `ManifestError` for an id that occurs twice.
+    `expand_pages`: with a row for each page of a PDF, as `page_requests` makes them; `limit` counts those. Raises what
+    `read_manifest` and `page_requests` raise, and `ManifestError` for an id that occurs twice.
     """
     if folder.exists(FROZEN_INDEX):
         return read_frozen(folder)
     digest = hashlib.sha256()
     files: list[str] = []
     with _IdSpill() as ids:
-        requests = _observed(_numbered_requests(input, limit), ids, digest)
+        requests = _observed(_listed_requests(input, limit, expand_pages), ids, digest)
         for first in requests:
             files.append(f"{FROZEN_PARTS}/part-{len(files):05d}.parquet")
             with folder.writing(files[-1]) as file:
@@ -140,14 +147,17 @@ def freeze_manifest(input: str, folder: Folder, *, limit: int | None, rows_per_f
     return read_frozen(folder)
 
 
-def stage_manifest(input: str, *, limit: int | None, rows_per_file: int = 4096) -> StagedManifest:
+def stage_manifest(
+    input: str, *, limit: int | None, rows_per_file: int = 4096, expand_pages: bool = False
+) -> StagedManifest:
     """Freeze the listing in a local temporary directory: the run's id needs its digest before the run has a folder.
 
     Use as a context manager, or call `discard()`: it removes the directory.
     """
     directory = tempfile.mkdtemp(prefix="headrace-manifest-")
     try:
-        frozen = freeze_manifest(input, Folder(directory), limit=limit, rows_per_file=rows_per_file)
+        folder = Folder(directory)
+        frozen = freeze_manifest(input, folder, limit=limit, rows_per_file=rows_per_file, expand_pages=expand_pages)
     except BaseException:
         shutil.rmtree(directory)
         raise
@@ -205,7 +215,12 @@ def read_range(folder: Folder, start: int, stop: int) -> list[Request]:
 # ---- where the rows come from
 
 
-def _numbered_requests(input: str, limit: int | None) -> Iterator[tuple[int, Request]]:
+def _listed_requests(input: str, limit: int | None, expand_pages: bool) -> Generator[tuple[int, Request]]:
+    numbered = _numbered_requests(input, limit)
+    return page_requests(numbered, limit=limit) if expand_pages else numbered
+
+
+def _numbered_requests(input: str, limit: int | None) -> Generator[tuple[int, Request]]:
     source = _locate(input)
     if source.format is None:
         rows = _list_media(source)
@@ -214,7 +229,7 @@ def _numbered_requests(input: str, limit: int | None) -> Iterator[tuple[int, Req
     return _parse(source, itertools.islice(rows, limit))
 
 
-def _parse(source: _Source, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, Request]]:
+def _parse(source: _Source, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> Generator[tuple[int, Request]]:
     item_index = -1
     for item_index, (row, values) in enumerate(rows):
         yield row, _request(values, item_index, _Place(file=source.input, row=row, base=source.base))
@@ -516,13 +531,23 @@ def _media_item(column: str, entry: Mapping[str, Any], place: _Place) -> MediaIt
     sha256 = _text(entry.get("sha256"), column, place)
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
         raise place.refuse(column, f"sha256 is 64 hex digits, got {_show(sha256)}")
+    page = _page(entry, modality, column, place)
     return MediaItem(
         uri=None if uri is None else _absolute(uri, column, place),
         data=None if data is None else _inline(data, column, place),
-        modality=modality or _guess_modality(uri),  # type: ignore[arg-type]
+        modality=("page" if page is not None else modality) or _guess_modality(uri),  # type: ignore[arg-type]
         version=_text(entry.get("version"), column, place),
         sha256=None if sha256 is None else sha256.lower(),
+        page=page,
     )
+
+
+def _page(entry: Mapping[str, Any], modality: str | None, column: str, place: _Place) -> int | None:
+    page: int | None = entry.get("page")
+    is_index = isinstance(page, int) and not isinstance(page, bool) and 0 <= page < _MAX_PAGES
+    if page is None or (is_index and modality in (None, "page")):
+        return page
+    raise place.refuse(column, f"page counts from 0 and is of modality 'page', got {_show(page)} of {_show(modality)}")
 
 
 def _absolute(uri: str, column: str, place: _Place) -> str:
@@ -620,6 +645,7 @@ def _frozen_row(request: Request) -> dict[str, Any]:
                 "modality": item.modality,
                 "version": item.version,
                 "sha256": item.sha256,
+                "page": item.page,
             }
             for item in request.media
         ],
@@ -635,6 +661,9 @@ def _canonical(row: Mapping[str, Any]) -> bytes:
         {**item, "data": None if item["data"] is None else hashlib.sha256(item["data"]).hexdigest()}
         for item in row["media"]
     ]
+    for item in media:
+        if item["page"] is None:  # so that listings without pages keep the digests that they had
+            del item["page"]
     return json.dumps({**row, "media": media}, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
