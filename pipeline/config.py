@@ -71,6 +71,12 @@ class Decode(Section):
     io_threads: Positive = 8
 
 
+class Document(Section):
+    """Pages of PDFs: dots an inch of the picture of a page, which is then made to fit the model."""
+
+    dpi: Annotated[float, Field(gt=0)] = 144.0
+
+
 class Encode(Section):
     """The encode pass: what one batch of the vision tower may hold."""
 
@@ -212,6 +218,7 @@ class Config(Section):
     demo_media: DemoMedia | None = None
     sampling: Sampling = Sampling()
     decode: Decode = Decode()
+    document: Document = Document()
     encode: Encode = Encode()
     generate: Generate = Generate()
     pooling: MediaPooling = MediaPooling()

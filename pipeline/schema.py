@@ -9,16 +9,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-Modality = Literal["image", "video"]
+Modality = Literal["image", "video", "page"]
 Status = Literal["ok", "quarantined", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaItem:
-    """One image or video: a URI, or inline bytes.
+    """One image, video or page of a PDF document: a URI, or inline bytes.
 
     `modality` is None when neither the manifest nor the file name says; the probe then decides by content.
     `version` (an object version or any caller-given token) and `sha256` identify the content without a fetch.
+    `page` counts from 0 and is of modality "page" only; without it, such an item is a document not yet taken apart.
     """
 
     uri: str | None = None
@@ -26,15 +27,19 @@ class MediaItem:
     modality: Modality | None = None
     version: str | None = None
     sha256: str | None = None
+    page: int | None = None
 
     def __post_init__(self) -> None:
         if (self.uri is None) == (self.data is None):
             raise ValueError(f"a media item has either a uri or inline data, got {self.uri = }")
+        if self.page is not None and (self.page < 0 or self.modality != "page"):
+            raise ValueError(f"pages count from 0 and are of modality page, got {self.page = } of {self.modality = }")
 
     @property
     def name(self) -> str:
-        """What to call the item in messages."""
-        return self.uri if self.uri is not None else f"<{len(self.data or b'')} inline bytes>"
+        """What to call the item in messages; pages are counted from 1, as readers and PDF viewers do."""
+        file = self.uri if self.uri is not None else f"<{len(self.data or b'')} inline bytes>"
+        return file if self.page is None else f"{file}#page={self.page + 1}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +65,8 @@ class Request:
 class Probe:
     """Facts from a media header, before decode. `width` and `height` are as presented (rotation applied).
 
-    Images: `num_frames` 1, `duration_seconds` and `rate_fps` 0. Videos: `duration_seconds` is first presented frame to
+    Images and pages: `num_frames` 1, `duration_seconds` and `rate_fps` 0; a page's size is in pixels at the resolution
+    that it was probed for. Videos: `duration_seconds` is first presented frame to
     end of the last, `rate_fps` the average rate, `num_frames` an estimate that may be wrong (edit lists, WebM, TS).
     """
 

@@ -1,9 +1,9 @@
 """The listing of a run: read from a manifest file or a folder of media, checked, and frozen under the run.
 
 A manifest is `.parquet`, `.jsonl` / `.ndjson` or `.csv`. Columns: `id` (required), then media as `media` (a list of
-uris or of `{uri | data, modality, version, sha256}`) or as `uri`, `data`, `image(s)`, `video(s)`; optional `prompt` or
-`messages`, `tenant`, and for rows with one media item `modality`, `version`, `sha256`. Jobs that embed read `text`,
-jobs that rank `query` and `documents`. Other columns are ignored.
+uris or of `{uri | data, modality, version, sha256, page}`) or as `uri`, `data`, `image(s)`, `video(s)`; optional
+`prompt` or `messages`, `tenant`, and for rows with one media item `modality`, `version`, `sha256`. Jobs that embed read
+`text`, jobs that rank `query` and `documents`. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, ManifestError
 from pipeline.retry import Result
+from pipeline.runs.pages import page_requests
 from pipeline.schema import MediaItem, Modality, Request
 from pipeline.storage import Folder, file_system, open_reading, reach
 
@@ -60,6 +61,7 @@ FROZEN_SCHEMA = pa.schema(
                         ("modality", pa.string()),
                         ("version", pa.string()),
                         ("sha256", pa.string()),
+                        ("page", pa.int32()),
                     ]
                 )
             ),
@@ -92,6 +94,7 @@ _MODALITY_BY_SUFFIX: dict[str, Modality] = {
     **dict.fromkeys(VIDEO_SUFFIXES.split(), "video"),
 }
 
+_MAX_PAGES = 2**31  # as the frozen listing holds them
 _ROWS_PER_READ = 1024
 _ROWS_PER_READ_INLINE = 32  # rows with inline bytes are megabytes each
 _ROW_GROUP_BYTES = 32 * 2**20  # inline bytes held before a row group is written; not tuned
@@ -125,18 +128,25 @@ def check_input(input: str) -> None:
 
 
 def freeze_manifest(
-    input: str, folder: Folder, *, limit: int | None, texts: Sequence[str] = (), rows_per_file: int = 4096
+    input: str,
+    folder: Folder,
+    *,
+    limit: int | None,
+    texts: Sequence[str] = (),
+    expand_pages: bool = False,
+    rows_per_file: int = 4096,
 ) -> FrozenManifest:
     """Write the listing under `folder`, its index last; a listing already frozen there is only read.
 
-    Raises what `read_manifest` raises, and `ManifestError` for an id that occurs twice.
+    `expand_pages`: with a row for each page of a PDF, as `page_requests` makes them; `limit` counts those. Raises what
+    `read_manifest` and `page_requests` raise, and `ManifestError` for an id that occurs twice.
     """
     if folder.exists(FROZEN_INDEX):
         return read_frozen(folder)
     digest = hashlib.sha256()
     files: list[str] = []
     with _IdSpill() as ids:
-        with closing(_numbered_requests(input, limit, texts)) as numbered:
+        with closing(_listed_requests(input, limit, texts, expand_pages)) as numbered:
             requests = _observed(numbered, ids, digest)
             for first in requests:
                 files.append(f"{FROZEN_PARTS}/part-{len(files):05d}.parquet")
@@ -155,7 +165,12 @@ def freeze_manifest(
 
 
 def stage_manifest(
-    input: str, *, limit: int | None, texts: Sequence[str] = (), rows_per_file: int = 4096
+    input: str,
+    *,
+    limit: int | None,
+    texts: Sequence[str] = (),
+    expand_pages: bool = False,
+    rows_per_file: int = 4096,
 ) -> StagedManifest:
     """Freeze the listing in a local temporary directory: the run's id needs its digest before the run has a folder.
 
@@ -163,7 +178,14 @@ def stage_manifest(
     """
     directory = tempfile.mkdtemp(prefix="headrace-manifest-")
     try:
-        frozen = freeze_manifest(input, Folder(directory), limit=limit, texts=texts, rows_per_file=rows_per_file)
+        frozen = freeze_manifest(
+            input,
+            Folder(directory),
+            limit=limit,
+            texts=texts,
+            expand_pages=expand_pages,
+            rows_per_file=rows_per_file,
+        )
     except BaseException:
         shutil.rmtree(directory)
         raise
@@ -219,6 +241,13 @@ def read_range(folder: Folder, start: int, stop: int) -> list[Request]:
 
 
 # ---- where the rows come from
+
+
+def _listed_requests(
+    input: str, limit: int | None, texts: Sequence[str], expand_pages: bool
+) -> Generator[tuple[int, Request]]:
+    numbered = _numbered_requests(input, limit, texts)
+    return page_requests(numbered, limit=limit) if expand_pages else numbered
 
 
 def _numbered_requests(input: str, limit: int | None, texts: Sequence[str]) -> Generator[tuple[int, Request]]:
@@ -548,13 +577,23 @@ def _media_item(column: str, entry: Mapping[str, Any], place: _Place) -> MediaIt
     sha256 = _text(entry.get("sha256"), column, place)
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
         raise place.refuse(column, f"sha256 is 64 hex digits, got {_show(sha256)}")
+    page = _page(entry, modality, column, place)
     return MediaItem(
         uri=None if uri is None else _absolute(uri, column, place),
         data=None if data is None else _inline(data, column, place),
-        modality=modality or _guess_modality(uri),  # type: ignore[arg-type]
+        modality=("page" if page is not None else modality) or _guess_modality(uri),  # type: ignore[arg-type]
         version=_text(entry.get("version"), column, place),
         sha256=None if sha256 is None else sha256.lower(),
+        page=page,
     )
+
+
+def _page(entry: Mapping[str, Any], modality: str | None, column: str, place: _Place) -> int | None:
+    page: int | None = entry.get("page")
+    is_index = isinstance(page, int) and not isinstance(page, bool) and 0 <= page < _MAX_PAGES
+    if page is None or (is_index and modality in (None, "page")):
+        return page
+    raise place.refuse(column, f"page counts from 0 and is of modality 'page', got {_show(page)} of {_show(modality)}")
 
 
 def _absolute(uri: str, column: str, place: _Place) -> str:
@@ -652,6 +691,7 @@ def _frozen_row(request: Request) -> dict[str, Any]:
                 "modality": item.modality,
                 "version": item.version,
                 "sha256": item.sha256,
+                "page": item.page,
             }
             for item in request.media
         ],
@@ -670,7 +710,11 @@ def _canonical(row: Mapping[str, Any]) -> bytes:
         {**item, "data": None if item["data"] is None else hashlib.sha256(item["data"]).hexdigest()}
         for item in row["media"]
     ]
-    return json.dumps({**row, "media": media}, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    for item in media:
+        if item["page"] is None:  # as texts: listings without them keep the digests that they had
+            del item["page"]
+    given = {name: value for name, value in row.items() if name not in TEXT_COLUMNS or value is not None}
+    return json.dumps({**given, "media": media}, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
 def _write_rows(file: IO[bytes], rows: Iterable[dict[str, Any]]) -> None:

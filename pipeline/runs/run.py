@@ -56,15 +56,15 @@ def start_run(config: Config) -> Iterator[Run]:
     A named run that has its listing reads only that: `config.input` is not looked at again. Raises `ConfigError` when
     the folder belongs to another configuration or listing, and what `run_lock` and `freeze_manifest` raise.
     """
-    texts = _TEXTS.get(config.job, ())
+    texts, expand_pages = _TEXTS.get(config.job, ()), config.job == "index_documents"
     if config.run_id is not None:
         if not output_folder(config).sub(config.run_id).exists(FROZEN_INDEX):
             check_input(config.input)  # before anything is written
         with _held(config, config.run_id) as (folder, lock):
-            frozen = freeze_manifest(config.input, folder, limit=config.limit, texts=texts)
+            frozen = freeze_manifest(config.input, folder, limit=config.limit, texts=texts, expand_pages=expand_pages)
             yield _started(config, config.run_id, folder, lock, frozen)
         return
-    with stage_manifest(config.input, limit=config.limit, texts=texts) as staged:
+    with stage_manifest(config.input, limit=config.limit, texts=texts, expand_pages=expand_pages) as staged:
         run_id = derive_run_id(config.digest(), staged.digest, job=config.job)
         with _held(config, run_id) as (folder, lock):
             manifest = publish_manifest(staged, folder)

@@ -30,6 +30,11 @@ COUNTS = (
     "prompt_tokens",
     "prompt_padded_tokens",
     "generated_tokens",
+    "pages_decoded",
+    "texts_embedded",
+    "pairs_scored",
+    "text_tokens",
+    "text_padded_tokens",
 )
 SECONDS = ("encode_pass", "generate_pass", "pool_pass", "total", "ray_startup")
 PACKAGES = ("ray", "torch", "transformers", "av", "pillow")

@@ -20,7 +20,7 @@ from pipeline.models.vision_language import resolve_model
 from pipeline.schema import Geometry, Modality, RecordSize
 from pipeline.stages.identity import CheckedModel, EncoderIdentity, VectorSpace, VectorSpaces
 
-_MODALITIES: tuple[Modality, ...] = ("image", "video")
+_MODALITIES: tuple[Modality, ...] = ("image", "video", "page")
 _NO_ENCODER = EncoderIdentity(weights="", processor="", placeholder="", precision="")
 
 

@@ -158,6 +158,7 @@ def _counts(items: Sequence[DecodedMedia], oom_splits: int, *, fetches: int, byt
         "fetches": fetches,
         "bytes_fetched": bytes_fetched,
         "images_decoded": len(images),
+        "pages_decoded": sum(item.planned.probe.modality == "page" for item in shown),
         "frames_decoded": sum(len(item.shown) for item in shown if item.planned.probe.modality == "video"),
         "encodes": len(shown),
         "features_reused": sum(item.shard is not None for item in items),

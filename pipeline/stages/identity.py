@@ -9,10 +9,10 @@ from typing import Any
 
 from pipeline.errors import ItemError
 from pipeline.features.identity import FeatureKeyTerms, canonical_json
-from pipeline.media.backend import DECODE_BACKEND
+from pipeline.media.backend import DECODE_BACKEND, PAGE_BACKEND
 from pipeline.media.resize import Resample, resize_backend
 from pipeline.planning.geometry import SizeRule
-from pipeline.schema import MediaItem, Modality, RecordSize
+from pipeline.schema import MediaItem, Modality, Probe, RecordSize
 from pipeline.stages.rows import PlannedMedia
 
 
@@ -40,7 +40,7 @@ class EncoderIdentity:
             tenant=planned.tenant,
             content=content,
             sampling=planned.requested.pts_seconds if planned.probe.modality == "video" else (),
-            decode_backend=DECODE_BACKEND,
+            decode_backend=_decode_backend(planned.probe),
             resize_backend=resize_backend(self.resample),
             resized_size=planned.geometry.resized_size,
             processor=self.processor,
@@ -48,6 +48,11 @@ class EncoderIdentity:
             precision=self.precision,
             placeholder=self.placeholder,
         )
+
+
+def _decode_backend(probe: Probe) -> str:
+    """A page is drawn at some size before it is resized, which changes its pixels as another library would."""
+    return DECODE_BACKEND if probe.modality != "page" else f"{PAGE_BACKEND},{probe.width}x{probe.height}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,6 +93,16 @@ class VectorSpaces:
 def sha256_content(data: bytes) -> str:
     """The content term of bytes."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def media_content(media: MediaItem, file_content: str) -> str:
+    """The content term of `media`, whose file has `file_content`: each page of a document is a content of its own."""
+    return file_content if media.page is None else f"{file_content}#page={media.page + 1}"
+
+
+def page_source(media: MediaItem, source_id: str, dpi: float) -> str:
+    """The source id of `media`, whose file has `source_id`: what was probed of one page, at one size, is no other's."""
+    return source_id if media.page is None else f"{source_id}#page={media.page + 1}&dpi={dpi:g}"
 
 
 def check_content(media: MediaItem, expected: str | None, found: str) -> None:

@@ -30,7 +30,7 @@ from pipeline.stages.encode_finish import ENCODED_SCHEMA, read_encoded
 from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.identity import sha256_content
 from pipeline.stages.outcomes import count_codes, read_outcomes
-from pipeline.stages.pool_plan import pool_plan_name
+from pipeline.stages.pool_plan import pool_plan_name, read_chunks
 
 _ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
 _TIMINGS_SCHEMA = pa.schema(
@@ -51,7 +51,9 @@ class _Item:
     """What the passes left of one item."""
 
     media: list[dict[str, Any]] = field(default_factory=list)
-    pieces: list[dict[str, Any]] = field(default_factory=list)
+    text: str | None = None
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    pieces: dict[int, dict[str, Any]] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
 
 
@@ -93,9 +95,11 @@ def _gather(context: StageContext, window: Window) -> dict[int, _Item]:
     plan = context.folder.read_json(pool_plan_name(window.index))
     for failure in plan["failures"]:
         items[failure["item_index"]].failures.append(failure)
+    for index, (text, chunks) in read_chunks(context, window.index).items():
+        items[index].text, items[index].chunks = text, chunks
     for table in read_outcomes(context.folder, "pool", window.index, [b["digest"] for b in plan["batches"]]):
         for piece, vector in zip(table.drop_columns("vector").to_pylist(), table["vector"], strict=True):
-            items[piece["item_index"]].pieces.append({**piece, "vector": vector.values.to_numpy()})
+            items[piece["item_index"]].pieces[piece["part"]] = {**piece, "vector": vector.values.to_numpy()}
     return items
 
 
@@ -136,19 +140,33 @@ def _part_row(
         modality=item.media[0]["modality"] if item.media else ("text" if media is None else media.modality),
         uri=None if media is None else media.uri,
         tenant=request.tenant,
-        text=request.text,
+        page=None if media is None else media.page,
+        text=item.text,
         source_id=_source_id(request, media, sources),
     )
     if item.failures:
         row.update(status="quarantined", code=item.failures[0]["code"], message=item.failures[0]["message"])
         return row
-    if vector is None:
-        if not item.pieces:
-            raise RuntimeError(f"item {request.id!r} (item_index {request.item_index}) is neither embedded nor failed")
-        [piece] = item.pieces
-        vector = piece["vector"]
-    row.update(status="ok", vector=vector)
+    if item.pieces.keys() != set(range(len(item.chunks))) or (vector is None and not item.pieces):
+        raise RuntimeError(
+            f"item {request.id!r} (item_index {request.item_index}) has neither failed nor all its vectors: of its "
+            f"{len(item.chunks)} texts those of {sorted(item.pieces)} are there"
+        )
+    row["status"] = "ok"
+    if media is None:
+        row["vector"] = item.pieces[0]["vector"]
+    else:
+        row.update(vector=vector, chunks=_chunk_rows(item))
     return row
+
+
+def _chunk_rows(item: _Item) -> list[dict[str, Any]] | None:
+    if item.text is None:
+        return None
+    return [
+        {"part": part, "start_char": start, "end_char": end, "vector": item.pieces[part]["vector"]}
+        for part, (start, end) in enumerate(item.chunks)
+    ]
 
 
 def _source_id(request: Request, media: MediaItem | None, sources: dict[int, str]) -> str | None:
@@ -163,5 +181,5 @@ def _timing_row(item_index: int, item: _Item) -> dict[str, Any]:
     for name in _ENCODE_TIMES:
         times = [each[name] for each in item.media if each[name] is not None]
         row[name] = sum(times) if times else None
-    row["text_embed_ms"] = sum(piece["text_embed_ms"] for piece in item.pieces) if item.pieces else None
+    row["text_embed_ms"] = sum(p["text_embed_ms"] for p in item.pieces.values()) if item.pieces else None
     return row

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from pipeline.errors import ItemError
 from pipeline.language.batching import plan_text_batches
 from pipeline.planning.windows import Window
-from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_to_json
-from pipeline.schema import Receipt, Request
+from pipeline.schema import Receipt
 from pipeline.stages.context import StageContext
-from pipeline.stages.outcomes import count_codes, failure_row, pool_batch_receipts
-from pipeline.stages.texts import cut
+from pipeline.stages.outcomes import count_codes, pool_batch_receipts
+from pipeline.stages.texts import Piece, WindowTexts, read_texts
 
 TEXT_SCHEMA = pa.schema(
     [
@@ -43,6 +42,9 @@ TEXT_SCHEMA = pa.schema(
 )
 
 
+_CHUNKS = pa.schema([("item_index", pa.int64()), ("text", pa.string()), ("chunks", pa.list_(pa.list_(pa.int32())))])
+
+
 def pool_plan_name(window: int) -> str:
     """The written plan of a window's pool pass."""
     return f"_run/plans/pool-{window:06d}.json"
@@ -61,10 +63,12 @@ class PlanTextWindow:
 
     def _rows(self, window: Window) -> pa.Table:
         started = time.perf_counter()
-        pieces, failures = self._pieces(window)
+        found = read_texts(self.context, window)
+        pieces = [_piece_row(index, piece) for index, item in found.items.items() for piece in item.pieces]
         folder, name = self.context.folder, pool_plan_name(window.index)
         if not folder.exists(name):
-            folder.write_json(name, self._plan(window, pieces, failures, started))
+            _write_chunks(self.context, window, found)
+            folder.write_json(name, self._plan(window, pieces, found, started))
         plan = folder.read_json(name)
         done = pool_batch_receipts(folder, window.index)
         rows = [{**_place(window, -1, ""), "receipt": plan["receipt"]}]
@@ -77,37 +81,7 @@ class PlanTextWindow:
                 rows.append({**row, "items": [pieces[index] for index in batch["pieces"]]})
         return pa.Table.from_pylist(rows, TEXT_SCHEMA)
 
-    def _pieces(self, window: Window) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Pieces of all texts, in order, and failure rows of items whose texts cannot be embedded."""
-        pieces: list[dict[str, Any]] = []
-        failures: list[dict[str, Any]] = []
-        for request in read_range(self.context.folder, window.start, window.stop):
-            try:
-                pieces += [
-                    {"item_index": request.item_index, "part": piece.part, "input_ids": piece.input_ids}
-                    for piece in self._cut(request)
-                ]
-            except ItemError as error:
-                failures.append(failure_row(request.item_index, None, error))
-        return pieces, failures
-
-    def _cut(self, request: Request) -> list[Any]:
-        if request.text is not None and request.media:
-            raise ItemError(
-                "tokenize", "media_and_text", "an item is embedded by its text or by its media, it has both"
-            )
-        if request.text is None and len(request.media) != 1:
-            found = f"{len(request.media)} media items" if request.media else "neither text nor media"
-            raise ItemError("tokenize", "not_one_vector", f"an item has one vector, and this one has {found}")
-        if request.media and not self.context.checked.verdicts:
-            raise ItemError(
-                "admit", "modality_not_supported", f"{self.context.config.model} embeds texts, the item is media"
-            )
-        return [] if request.text is None else list(cut(self.context, request.text))
-
-    def _plan(
-        self, window: Window, pieces: list[dict[str, Any]], failures: list[dict[str, Any]], started: float
-    ) -> dict[str, Any]:
+    def _plan(self, window: Window, pieces: list[dict[str, Any]], found: WindowTexts, started: float) -> dict[str, Any]:
         section = self.context.config.text
         batches = plan_text_batches(
             [len(piece["input_ids"]) for piece in pieces],
@@ -124,11 +98,41 @@ class PlanTextWindow:
             window=window.index,
             batch=-1,
             digest=hashlib.sha256(repr([batch["digest"] for batch in planned]).encode()).hexdigest()[:16],
-            counts={"batches": len(planned), "items": window.stop - window.start},
+            counts={
+                "batches": len(planned),
+                "items": window.stop - window.start,
+                "fetches": found.counter.fetches,
+                "bytes_fetched": found.counter.bytes_fetched,
+            },
             seconds={"tokenize": time.perf_counter() - started},
-            quarantine=count_codes(failure["code"] for failure in failures),
+            quarantine=count_codes(failure["code"] for failure in found.failures),
         )
-        return {"batches": planned, "failures": failures, "receipt": receipt_to_json(receipt)}
+        return {"batches": planned, "failures": found.failures, "receipt": receipt_to_json(receipt)}
+
+
+def chunks_name(window: int) -> str:
+    """The texts of a window's pages, and where their chunks lie."""
+    return f"_work/texts/window-{window:06d}.parquet"
+
+
+def read_chunks(context: StageContext, window: int) -> dict[int, tuple[str, list[tuple[int, int]]]]:
+    """Item → its page's text and (start_char, end_char) of each of its chunks."""
+    with context.folder.open(chunks_name(window)) as file:
+        rows = pq.read_table(file).to_pylist()
+    return {row["item_index"]: (row["text"], [tuple(chunk) for chunk in row["chunks"]]) for row in rows}
+
+
+def _write_chunks(context: StageContext, window: Window, found: WindowTexts) -> None:
+    rows = [
+        {"item_index": index, "text": item.text, "chunks": [[p.start_char, p.end_char] for p in item.pieces]}
+        for index, item in found.items.items()
+    ]
+    with context.folder.writing(chunks_name(window.index)) as file:
+        pq.write_table(pa.Table.from_pylist(rows, _CHUNKS), file, compression="zstd")
+
+
+def _piece_row(item_index: int, piece: Piece) -> dict[str, Any]:
+    return {"item_index": item_index, "part": piece.part, "input_ids": piece.input_ids}
 
 
 def _place(window: Window, batch: int, digest: str) -> dict[str, Any]:

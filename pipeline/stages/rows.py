@@ -47,6 +47,7 @@ _MEDIA = pa.struct(
         ("modality", pa.string()),
         ("version", pa.string()),
         ("sha256", pa.string()),
+        ("page", pa.int32()),
     ]
 )
 _PLANNED = [

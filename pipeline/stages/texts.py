@@ -1,14 +1,21 @@
-"""Which texts a request has, cut into the pieces that are embedded."""
+"""Which texts a window's items have, cut into the pieces that are embedded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ItemError
 from pipeline.language.chunking import chunk_text
+from pipeline.media.document import page_text
+from pipeline.media.shared_source import SharedSources
+from pipeline.media.source import FetchCounter
+from pipeline.planning.windows import Window
+from pipeline.runs.manifest import read_range
+from pipeline.schema import Request
 from pipeline.stages.context import StageContext
+from pipeline.stages.encode_finish import read_encoded
+from pipeline.stages.outcomes import failure_row
 
 if TYPE_CHECKING:
     from pipeline.models.embedder import TextSide
@@ -24,24 +31,102 @@ class Piece:
     input_ids: list[int]
 
 
-def cut(context: StageContext, text: str) -> Iterator[Piece]:
-    """The pieces of an item's text, in order: chunks in a job that indexes documents, else the whole of it, truncated.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemText:
+    """An item's text, and its pieces in order."""
 
-    Raises `ItemError` for a text without tokens that is to be embedded whole, and what `chunk_text` raises.
+    text: str
+    pieces: list[Piece]
+
+
+@dataclass(kw_only=True, slots=True)
+class WindowTexts:
+    """By item, what there is to embed; failure rows of items that are out; what was fetched to find it."""
+
+    items: dict[int, ItemText] = field(default_factory=dict)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    counter: FetchCounter = field(default_factory=FetchCounter)
+
+
+def read_texts(context: StageContext, window: Window) -> WindowTexts:
+    """The window's texts: of rows, whole and truncated; in a job that indexes documents, of pages, in chunks.
+
+    Items that failed in the encode pass have none.
     """
-    side = context.text_side
-    if context.config.job == "index_documents":
-        return _chunks(context, side, text)
-    [ids] = side.tokenize([text])
-    if not ids or not text.strip():
-        raise ItemError("tokenize", "empty_text", "there is nothing to embed: the text has no tokens")
-    return iter([Piece(part=0, start_char=0, end_char=len(text), input_ids=ids)])
+    texts = _DocumentTexts(context) if context.config.job == "index_documents" else _RowTexts(context)
+    out: set[int] = set()
+    if context.checked.verdicts:
+        encoded = read_encoded(context, window)
+        out.update(row["item_index"] for row in encoded.select(["item_index", "code"]).to_pylist() if row["code"])
+    found = WindowTexts()
+    for request in read_range(context.folder, window.start, window.stop):
+        if request.item_index in out:
+            continue
+        try:
+            item = texts.of(request, found.counter)
+        except ItemError as error:
+            found.failures.append(failure_row(request.item_index, None, error))
+            continue
+        if item is not None:
+            found.items[request.item_index] = item
+    return found
 
 
-def _chunks(context: StageContext, side: TextSide, text: str) -> Iterator[Piece]:
+class _RowTexts:
+    """Texts that stand in the manifest: an item is embedded by its text, or by its one media item."""
+
+    def __init__(self, context: StageContext) -> None:
+        self.context = context
+
+    def of(self, request: Request, counter: FetchCounter) -> ItemText | None:
+        text = request.text
+        if text is not None and request.media:
+            raise ItemError("tokenize", "media_and_text", "an item is embedded by its text or its media, it has both")
+        if text is None and len(request.media) != 1:
+            found = f"{len(request.media)} media items" if request.media else "neither text nor media"
+            raise ItemError("tokenize", "not_one_vector", f"an item has one vector, and this one has {found}")
+        if text is None:
+            _check_media(self.context)
+            return None
+        [ids] = self.context.text_side.tokenize([text])
+        if not ids or not text.strip():
+            raise ItemError("tokenize", "empty_text", "there is nothing to embed: the text has no tokens")
+        return ItemText(text=text, pieces=[Piece(part=0, start_char=0, end_char=len(text), input_ids=ids)])
+
+
+class _DocumentTexts:
+    """Text layers of pages; a document is fetched once for all its pages in the window."""
+
+    def __init__(self, context: StageContext) -> None:
+        self.context = context
+        self.sources = SharedSources()
+
+    def of(self, request: Request, counter: FetchCounter) -> ItemText | None:
+        if len(request.media) != 1:
+            raise ItemError("tokenize", "not_a_page", f"a row is one document or image, it has {len(request.media)}")
+        [media] = request.media
+        if media.page is None:
+            _check_media(self.context)
+            return None
+        text = page_text(self.sources.read(media, counter), media.page)
+        pieces = _chunks(self.context, self.context.text_side, text)
+        if not pieces and not self.context.checked.verdicts:
+            raise ItemError("tokenize", "empty_text", f"{media.name} has no text, and the job no model for its picture")
+        return ItemText(text=text, pieces=pieces)
+
+
+def _check_media(context: StageContext) -> None:
+    if not context.checked.verdicts:
+        model = context.config.model
+        raise ItemError("admit", "modality_not_supported", f"{model} embeds texts, and the item is an image or video")
+
+
+def _chunks(context: StageContext, side: TextSide, text: str) -> list[Piece]:
     section = context.config.text
     limit = min(section.chunk_tokens or side.max_tokens, side.max_tokens)
     chunks = chunk_text(side.tokenizer, text, limit, section.chunk_overlap_tokens, side.prompt)
     ids = side.tokenize([text[chunk.start_char : chunk.end_char] for chunk in chunks])
-    for part, (chunk, input_ids) in enumerate(zip(chunks, ids, strict=True)):
-        yield Piece(part=part, start_char=chunk.start_char, end_char=chunk.end_char, input_ids=input_ids)
+    return [
+        Piece(part=part, start_char=chunk.start_char, end_char=chunk.end_char, input_ids=input_ids)
+        for part, (chunk, input_ids) in enumerate(zip(chunks, ids, strict=True))
+    ]
