@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from pipeline.sinks.contract import Collection, ItemKey, Metric, point_id, point
 DIMENSIONS = 8
 VERSION = "0123456789abcdef" * 4
 OTHER_VERSION = "fedcba9876543210" * 4
-CHILD_ENVIRONMENT = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+ROOT = Path(__file__).parents[2]
 
 
 def make_collection(metric: Metric = "cosine", version: str = VERSION, dimensions: int = DIMENSIONS) -> Collection:

@@ -156,13 +156,13 @@ def test_who_may_only_read_is_refused(
         ("host=127.0.0.1 port=1 password=hunter2", TransientError, "refused"),
         ("password=hunter2 broken", ConfigError, "holds no connection string of PostgreSQL"),
         (None, ConfigError, "HEADRACE_TEST_DSN, which is not set here"),
-        ("{postgres} dbname=absent password=hunter2", ConfigError, "absent"),
-        ("{postgres} user=nobody_there password=hunter2", ConfigError, "nobody_there"),
+        ({"dbname": "absent", "password": "hunter2"}, ConfigError, "absent"),
+        ({"user": "nobody_there", "password": "hunter2"}, ConfigError, "nobody_there"),
     ],
 )
 def test_a_server_that_is_out_of_reach_is_named_without_secrets(
     section: PgvectorSection,
-    dsn: str | None,
+    dsn: str | dict[str, str] | None,
     raised: type[Exception],
     said: str,
     postgres: str,
@@ -171,7 +171,7 @@ def test_a_server_that_is_out_of_reach_is_named_without_secrets(
     if dsn is None:
         monkeypatch.delenv(section.dsn_env)
     else:
-        monkeypatch.setenv(section.dsn_env, dsn.replace("{postgres}", make_conninfo(postgres)))
+        monkeypatch.setenv(section.dsn_env, dsn if isinstance(dsn, str) else make_conninfo(postgres, **dsn))
     with pytest.raises(raised) as caught:
         PgvectorSink(section).prepare(make_collection())
     assert said in str(caught.value)

@@ -98,6 +98,9 @@ def test_a_server_that_is_not_there_is_out_of_reach() -> None:
         sink.prepare(make_collection())
 
 
+# Its client forgets the lock file that it could not lock (1.20).
+@pytest.mark.filterwarnings("ignore:.*:pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.filterwarnings("ignore:unclosed file .*[.]lock:ResourceWarning")
 def test_a_folder_that_is_open_elsewhere_is_waited_for(make_section: Callable[..., Any]) -> None:
     section = make_section("qdrant")
     sink, collection = QdrantSink(section), make_collection()
