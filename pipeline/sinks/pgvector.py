@@ -311,14 +311,20 @@ class PgvectorSink:
     def _switch(self, collection: Collection) -> None:
         psycopg = _client()
         view = f"VIEW {{table}} AS SELECT {', '.join([*_COLUMNS, 'vector'])} FROM {{schema}}.{{physical}}"
-        names = {"schema": self._section.schema_name, "physical": collection.physical}
         with self._transaction() as connection:
+            execute = partial(
+                self._execute,
+                connection,
+                table=collection.name,
+                schema=self._section.schema_name,
+                physical=collection.physical,
+            )
             try:
                 with connection.transaction():
-                    self._execute(connection, f"CREATE OR REPLACE {view}", table=collection.name, **names)
+                    execute(f"CREATE OR REPLACE {view}")
             except psycopg.errors.InvalidTableDefinition:  # other dimensions are another type of the column
-                self._execute(connection, "DROP VIEW {table}", table=collection.name)
-                self._execute(connection, f"CREATE {view}", table=collection.name, **names)
+                execute("DROP VIEW {table}")
+                execute(f"CREATE {view}")
             told = {**described(collection), "physical": collection.physical}
             self._set_comment(connection, "VIEW", collection.name, told)
 

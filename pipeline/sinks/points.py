@@ -42,10 +42,10 @@ def query_vector(vector: Vector, dimensions: int) -> npt.NDArray[np.float32]:
 
 
 def vectors(table: pa.Table) -> npt.NDArray[np.float32]:
-    """The vectors of conforming points."""  # (N, D)
+    """The vectors of conforming points, (N, D)."""
     column = table["vector"].combine_chunks()
-    flat = column.flatten().to_numpy(zero_copy_only=False)
-    return flat.reshape(len(table), column.type.list_size).astype(np.float32, copy=False)
+    flat: npt.NDArray[np.float32] = column.flatten().to_numpy(zero_copy_only=False)
+    return flat.reshape(len(table), column.type.list_size)
 
 
 def batches(table: pa.Table, num_points: int) -> Iterator[pa.Table]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,8 +27,20 @@ def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     server.cleanup()
 
 
+@pytest.fixture(scope="session")
+def in_memory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder in memory where there is one: Qdrant's makes each point a commit of its own, and waits for the disk."""
+    if not os.access("/dev/shm", os.W_OK):
+        yield tmp_path_factory.mktemp("qdrant")
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm", prefix="headrace-test-") as folder:
+        yield Path(folder)
+
+
 @pytest.fixture
-def make_section(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def make_section(
+    tmp_path: Path, in_memory: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., Any]:
     """The configuration of a store by its name; the same store for each call in a test."""
     schema = f"Test_{uuid.uuid4().hex[:12]}"
 
@@ -34,7 +48,7 @@ def make_section(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: py
         if store == "lancedb":
             return LanceDBSection(uri=str(tmp_path / "lancedb"), collection="documents", **changes)
         if store == "qdrant":
-            return QdrantSection(path=str(tmp_path / "qdrant"), collection="documents", **changes)
+            return QdrantSection(path=str(in_memory / schema), collection="documents", **changes)
         monkeypatch.setenv(DSN_ENV, request.getfixturevalue("postgres"))
         return PgvectorSection(dsn_env=DSN_ENV, schema_name=schema, collection="documents", **changes)
 
