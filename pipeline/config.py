@@ -6,6 +6,7 @@ import difflib
 import hashlib
 import json
 import os
+import re
 import types
 from collections.abc import Sequence
 from pathlib import Path
@@ -183,8 +184,78 @@ class Store(Section):
         return self
 
 
+CollectionName = Annotated[str, Field(pattern=r"^[a-z](_?[a-z0-9])*$", max_length=41)]
+
+
+class LanceDBSection(Section):
+    """A LanceDB at `uri`, a folder or object storage. Below `index_min_points` a search compares with every point."""
+
+    uri: Annotated[str, Field(min_length=1)]
+    collection: CollectionName
+    batch_points: Positive = 8192
+    index_min_points: Positive = 100_000
+
+    @field_validator("uri")
+    @classmethod
+    def _is_embedded(cls, value: str) -> str:
+        if value.startswith("db://"):
+            raise ValueError(f"{value} is a LanceDB server; only folders and object storage are written to")
+        return value
+
+
+class PgvectorSection(Section):
+    """A PostgreSQL whose connection string, with its password, is in the environment variable `dsn_env`."""
+
+    dsn_env: str
+    schema_name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=63)] = "public"
+    collection: CollectionName
+    batch_points: Positive = 1024
+    index_min_points: Positive = 10_000
+
+    @field_validator("dsn_env")
+    @classmethod
+    def _is_a_name(cls, value: str) -> str:
+        return _variable_name(value)
+
+
+class QdrantSection(Section):
+    """A Qdrant server at `url`, or a folder at `path` for a few thousand points and one process at a time."""
+
+    url: str | None = None
+    api_key_env: str | None = None
+    path: str | None = None
+    collection: CollectionName
+    batch_points: Positive = 256
+    timeout_seconds: Positive = 60
+    finish_seconds: Annotated[float, Field(ge=0)] = 600.0
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_a_name(cls, value: str | None) -> str | None:
+        return None if value is None else _variable_name(value)
+
+    @model_validator(mode="after")
+    def _server_or_folder(self) -> QdrantSection:
+        if (self.url is None) == (self.path is None):
+            raise ValueError("give either url (a server) or path (a folder)")
+        return self
+
+
 class Sinks(Section):
-    """Where results go besides `part-*.parquet`. Nothing yet."""
+    """Where vectors go besides files: any number of these at once."""
+
+    lancedb: LanceDBSection | None = None
+    pgvector: PgvectorSection | None = None
+    qdrant: QdrantSection | None = None
+
+    def anchored(self) -> Sinks:
+        """With local paths made absolute."""
+        lancedb, qdrant = self.lancedb, self.qdrant
+        if lancedb is not None:
+            lancedb = lancedb.model_copy(update={"uri": _absolute(lancedb.uri)})
+        if qdrant is not None and qdrant.path is not None:
+            qdrant = qdrant.model_copy(update={"path": _absolute(qdrant.path)})
+        return self.model_copy(update={"lancedb": lancedb, "qdrant": qdrant})
 
 
 class RayOptions(Section):
@@ -258,11 +329,12 @@ class Config(Section):
         return resolve_budget(self.budget.tier, self.budget.limits)
 
     def anchored(self) -> Config:
-        """With local paths of store and output made absolute: workers may start in other directories."""
+        """With local paths of store, sinks and output made absolute: workers may start in other directories."""
         local_path = self.store.local_path
         anchored_local = None if local_path is None else _absolute(local_path)
         store = self.store.model_copy(update={"path": _absolute(self.store.path), "local_path": anchored_local})
-        return self.model_copy(update={"store": store, "output": _absolute(self.output)})
+        update = {"store": store, "output": _absolute(self.output), "sinks": self.sinks.anchored()}
+        return self.model_copy(update=update)
 
     def identity(self) -> dict[str, Any]:
         """The fields that determine the results; where they go, who computes them and how many at a time are not.
@@ -282,6 +354,13 @@ class Config(Section):
 
 def _absolute(path: str) -> str:
     return path if "://" in path else os.path.abspath(os.path.expanduser(path))
+
+
+def _variable_name(value: str) -> str:
+    """`value`, if it can name an environment variable. A refusal does not repeat it: it may be the secret itself."""
+    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", value):
+        raise ValueError("expected the name of an environment variable; what it holds is never in a configuration")
+    return value
 
 
 def load_config(path: str, settings: list[str] | None = None) -> Config:

@@ -58,7 +58,8 @@ _CUT_OFF = {
     "ClientPayloadError",
     "ServerDisconnectedError",
 }
-# What the clients of object stores raise besides OSError; imported with the scheme, for it takes a quarter of a second.
+# What the clients of object stores and vector stores raise besides OSError; imported with the scheme, for it takes a
+# quarter of a second. LanceDB has no classes of its own for what its storage says.
 _CLIENT_ERRORS = {
     "s3": (
         "botocore.exceptions:BotoCoreError",
@@ -67,6 +68,9 @@ _CLIENT_ERRORS = {
         "aiohttp:ClientError",
     ),
     "gs": ("gcsfs.retry:HttpError", "google.auth.exceptions:GoogleAuthError", "aiohttp:ClientError"),
+    "lancedb": ("builtins:RuntimeError", "builtins:ValueError"),
+    "postgresql": ("psycopg:Error",),
+    "qdrant": ("qdrant_client.http.exceptions:ApiException", "builtins:RuntimeError"),
 }
 
 Result = TypeVar("Result")

@@ -44,7 +44,12 @@ def refusal(raw: dict[str, Any]) -> str:
             "store.zzz",
             "the keys here are local_path, max_bytes, path, retention, reuse, shard_bytes",
         ),
-        ({"sinks": {"qdrant": {}}}, "sinks.qdrant", "the keys here are none yet"),
+        ({"sinks": {"qdrent": {}}}, "sinks.qdrent", "did you mean 'qdrant'?"),
+        (
+            {"sinks": {"lancedb": {"uri": "v", "collection": "c", "batch_point": 1}}},
+            "sinks.lancedb.batch_point",
+            "did you mean 'batch_points'?",
+        ),
     ],
 )
 def test_an_unknown_key_names_the_nearest(raw: dict[str, Any], key: str, hint: str) -> None:
@@ -71,10 +76,45 @@ def test_an_unknown_key_names_the_nearest(raw: dict[str, Any], key: str, hint: s
         ({"run_id": "../up"}, "run_id: String should match pattern"),
         ({"sampling": {"min_frames": 9, "max_frames": 8}}, "sampling: min_frames (9) is above max_frames (8)"),
         ({"input": None}, "input: Input should be a valid string (got None)"),
+        ({"sinks": {"lancedb": {"uri": "v"}}}, "sinks.lancedb.collection: required"),
+        (
+            {"sinks": {"lancedb": {"uri": "v", "collection": "My docs"}}},
+            "sinks.lancedb.collection: String should match pattern",
+        ),
+        ({"sinks": {"lancedb": {"uri": "db://x", "collection": "c"}}}, "sinks.lancedb.uri: db://x is a LanceDB server"),
+        ({"sinks": {"qdrant": {"collection": "c"}}}, "sinks.qdrant: give either url (a server) or path (a folder)"),
+        ({"sinks": {"qdrant": {"collection": "c", "url": "u", "path": "p"}}}, "sinks.qdrant: give either url"),
     ],
 )
 def test_a_wrong_value_names_its_key(raw: dict[str, Any], said: str) -> None:
     assert said in refusal(raw)
+
+
+@pytest.mark.parametrize(
+    "sinks",
+    [
+        {"pgvector": {"dsn_env": "postgresql://me:hunter2@host/db", "collection": "c"}},
+        {"qdrant": {"api_key_env": "key-hunter2", "url": "https://qdrant.example.org", "collection": "c"}},
+    ],
+)
+def test_a_secret_in_the_place_of_a_variables_name_is_not_repeated(sinks: dict[str, Any]) -> None:
+    said = refusal({"sinks": sinks})
+    assert "_env: expected the name of an environment variable" in said
+    assert "hunter2" not in said
+
+
+def test_local_paths_of_sinks_are_anchored() -> None:
+    sinks = {"lancedb": {"uri": "vectors", "collection": "c"}, "qdrant": {"path": "q", "collection": "c"}}
+    anchored = parse_config({**MINIMAL, "sinks": sinks}).anchored().sinks
+    assert anchored.lancedb is not None
+    assert anchored.qdrant is not None
+    assert (anchored.lancedb.uri, anchored.qdrant.path) == (str(Path.cwd() / "vectors"), str(Path.cwd() / "q"))
+    remote = {
+        "lancedb": {"uri": "s3://bucket/vectors", "collection": "c"},
+        "qdrant": {"url": "http://q", "collection": "c"},
+    }
+    config = parse_config({**MINIMAL, "sinks": remote})
+    assert config.anchored().sinks == config.sinks
 
 
 def test_every_problem_is_listed_at_once() -> None:
@@ -137,6 +177,7 @@ def test_an_unknown_tier_or_limit_is_refused(budget: Any, said: str) -> None:
         ("prompt=null", "prompt", "null"),
         ("run_id=20260131", "run_id", "20260131"),
         ("run_id=null", "run_id", None),
+        ("sinks={pgvector: {dsn_env: DSN, collection: c}}", "sinks.pgvector.batch_points", 1024),
         ("generate.system=true: always", "generate.system", "true: always"),
     ],
 )
@@ -205,6 +246,7 @@ def digest(**changes: Any) -> str:
         {"output": "s3://bucket/out"},
         {"input": "other.jsonl"},
         {"run_id": "nightly"},
+        {"sinks": {"lancedb": {"uri": "vectors", "collection": "c"}}},
         {"store": {"path": "s3://bucket/store", "reuse": False, "retention": "segment", "max_bytes": 10**9}},
         {"ray": {"address": "auto", "num_cpus": 4, "encode_workers": 2, "segment_windows": 3}},
         {"decode": {"io_threads": 2}},

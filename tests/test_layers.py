@@ -24,6 +24,10 @@ HOMES: dict[str, tuple[str, ...]] = {
     "torch": (*_NETWORKS, *(f"pipeline/stages/{name}.py" for name in _COMPUTING)),
     "torchvision": _NETWORKS,
     "transformers": _NETWORKS,
+    "lancedb": ("pipeline/sinks/lancedb.py",),
+    "psycopg": ("pipeline/sinks/pgvector.py",),
+    "pgvector": ("pipeline/sinks/pgvector.py",),
+    "qdrant_client": ("pipeline/sinks/qdrant.py",),
     "sentence_transformers": ("tests/",),  # what vectors are compared with, and nothing to run by
 }
 
@@ -43,6 +47,8 @@ PURE = (
     "pipeline/pooling/rank.py",
     "pipeline/pooling/frames.py",
 )
+# Besides those, Arrow's tables: what stands between the jobs and any vector store.
+WITH_ARROW = ("pipeline/sinks/contract.py",)
 
 # Imports go to the same layer or a lower one. What is not named here is the lowest: media, features, models, …
 LAYERS = ("", "pipeline.stages", "pipeline.engine", "pipeline.scratch", "pipeline.flow", "pipeline.api", "jobs")
@@ -77,6 +83,8 @@ def _broken_rule(file: str, name: str) -> str | None:
         return f"{library} is imported in {', '.join(homes)} only"
     if file in PURE and not _is_pure(name):
         return "a pure module imports the standard library, numpy and pure modules only"
+    if file in WITH_ARROW and not (_is_pure(name) or library == "pyarrow"):
+        return "it imports the standard library, numpy, pyarrow and pure modules only"
     if library in ("scripts", "tests"):
         return f"{library}/ is not installed"
     own, used = _layer("pipeline.api" if file == FRONT_DOOR else _module(file)), _layer(name)
@@ -106,7 +114,15 @@ def test_imports_keep_the_layers(file: str) -> None:
 
 @pytest.mark.parametrize(
     "file",
-    [*PURE, "pipeline/engine.py", "pipeline/flow.py", "pipeline/features/shard.py", "pipeline/api.py", FRONT_DOOR],
+    [
+        *PURE,
+        *WITH_ARROW,
+        "pipeline/engine.py",
+        "pipeline/flow.py",
+        "pipeline/features/shard.py",
+        "pipeline/api.py",
+        FRONT_DOOR,
+    ],
 )
 def test_the_files_that_rules_name_exist(file: str) -> None:
     assert file in FILES
@@ -125,6 +141,12 @@ def test_what_drives_plans_and_decodes_imports_no_network() -> None:
     look = "import sys; " + "; ".join(f"import pipeline.{name}" for name in modules) + "; print(*sys.modules)"
     found = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"torch", "torchvision", "transformers"}.isdisjoint(found.stdout.split())
+
+
+def test_no_client_of_a_store_is_imported_before_it_is_used() -> None:
+    look = "import sys; import pipeline.sinks.registry; print(*sys.modules)"
+    found = subprocess.run([sys.executable, "-c", look], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert {"lancedb", "psycopg", "pgvector", "qdrant_client"}.isdisjoint(found.stdout.split())
 
 
 def test_jobs_run_the_flow() -> None:
@@ -147,6 +169,12 @@ def test_jobs_run_the_flow() -> None:
         ("pipeline/engine.py", "import transformers"),
         ("pipeline/models/text.py", "from sentence_transformers import SentenceTransformer"),
         ("pipeline/pooling/rank.py", "import torch"),
+        ("pipeline/sinks/registry.py", "import lancedb"),
+        ("pipeline/sinks/contract.py", "import psycopg"),
+        ("pipeline/sinks/lancedb.py", "from pgvector.psycopg import register_vector"),
+        ("pipeline/sinks/pgvector.py", "from qdrant_client import models"),
+        ("pipeline/sinks/contract.py", "from pipeline.config import Sinks"),
+        ("pipeline/sinks/contract.py", "import pydantic"),
         ("pipeline/planning/buckets.py", "import pyarrow as pa"),
         ("pipeline/planning/buckets.py", "from pipeline.media.probe import probe_media"),
         ("pipeline/planning/buckets.py", "from pipeline.media import probe"),
@@ -178,6 +206,8 @@ def test_a_broken_rule_is_found_and_named(file: str, line: str) -> None:
         ("jobs/cli.py", "from pipeline.flow import run"),
         ("pipeline/__init__.py", "from pipeline.api import caption"),
         ("pipeline/api.py", "import ray"),
+        ("pipeline/sinks/contract.py", "import pyarrow as pa"),
+        ("pipeline/sinks/lancedb.py", "import lancedb"),
     ],
 )
 def test_what_points_down_is_let_through(file: str, line: str) -> None:

@@ -1,0 +1,28 @@
+"""From a section of the configuration to the sink it describes."""
+
+from __future__ import annotations
+
+from pipeline.config import LanceDBSection, PgvectorSection, QdrantSection, Sinks
+from pipeline.sinks.contract import Sink
+from pipeline.sinks.lancedb import LanceDBSink
+from pipeline.sinks.pgvector import PgvectorSink
+from pipeline.sinks.qdrant import QdrantSink
+
+SinkSection = LanceDBSection | PgvectorSection | QdrantSection
+
+
+def open_sink(section: SinkSection) -> Sink:
+    """The sink of a section; connects when it is first used. Raises `ConfigError` when its client is not installed."""
+    match section:
+        case LanceDBSection():
+            return LanceDBSink(section)
+        case PgvectorSection():
+            return PgvectorSink(section)
+        case QdrantSection():
+            return QdrantSink(section)
+
+
+def open_sinks(sinks: Sinks) -> list[Sink]:
+    """All sinks of a configuration."""
+    sections = (sinks.lancedb, sinks.pgvector, sinks.qdrant)
+    return [open_sink(section) for section in sections if section is not None]
