@@ -30,6 +30,7 @@ from pipeline.runs.run import Run, start_run
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
 from pipeline.schema import Receipt
 from pipeline.scratch import ACTORS_END_SECONDS, open_store, release, segments_that_fit, with_small_shards
+from pipeline.sinks.delivery import deliver
 from pipeline.sinks.parquet import part_name
 from pipeline.stages import memory
 from pipeline.stages.context import StageContext
@@ -200,7 +201,9 @@ class _Driver:
     def answer(self) -> dict[str, Any]:
         """Both passes, segment by segment; returns the summary."""
         context = self._context()
+        self._prepare_sinks(context)
         answered = self._restore(self.answering.name)
+        self._deliver_missing(context, answered)
         self._release(context)
         encoded = self._still_encoded(context, needless=answered)
         for segment in self._segments(context, [window for window in self.windows if window.index not in answered]):
@@ -210,6 +213,26 @@ class _Driver:
             self._pass(self.answering, context, segment)
             self._release(context)
         return self._finish(context)
+
+    def _prepare_sinks(self, context: StageContext) -> None:
+        """Sinks that refuse these vectors, or cannot be reached, do so before any work."""
+        if context.deliveries:
+            engine.run_task("pipeline.sinks.delivery:prepare", context.deliveries)
+
+    def _deliver_missing(self, context: StageContext, answered: Iterable[int]) -> None:
+        """Windows that are done, to sinks that the configuration did not have then."""
+        known = [set(self.ledger.windows(delivery.ledger_name)) for delivery in context.deliveries]
+        delivering = self._background()
+        for window in answered:
+            if any(window not in windows for windows in known):
+                delivering.submit(_deliver, context, window)
+        for _ in delivering.ended(wait=True):
+            self.run.lock.check()
+
+    def _background(self) -> engine.Background:
+        # A folder of Qdrant's is opened by one process at a time.
+        qdrant = self.config.sinks.qdrant
+        return engine.Background(limit=1 if qdrant is not None and qdrant.path is not None else None)
 
     def _segments(self, context: StageContext, windows: list[Window]) -> Iterator[list[Window]]:
         """Runs of windows that are encoded, generated, written and released together."""
@@ -293,7 +316,7 @@ class _Driver:
             return
         started = time.perf_counter()
         by_index = {window.index: window for window in windows}
-        finishing = engine.Background()
+        finishing = self._background()
         ready = DurableWindows(self.store.is_sealed)
 
         def publish(durable: list[int]) -> None:
@@ -350,6 +373,9 @@ class _Driver:
         self._seal_leftovers(context)
         if self.config.store.retention == "keep":
             self._seal(context, self._written_shards())
+        points = {}
+        for delivery in context.deliveries:
+            points.update(engine.run_task("pipeline.sinks.delivery:finish", delivery))
         folder.remove("_work")
         summary = build_summary(
             run_id=self.run.run_id,
@@ -361,6 +387,7 @@ class _Driver:
             quarantine=self.items["quarantine"],
             environment={**describe_environment(engine.accelerators()), "threads_per_worker": 1},
             store_peak_bytes=self.store_peak_bytes,
+            points=points,
         )
         write_report(folder, summary, _samples(folder))
         write_summary(folder, summary)
@@ -370,8 +397,20 @@ class _Driver:
 def _publish(each: Pass, context: StageContext, window: Window, totals: Totals) -> dict[str, Any]:
     """In a task: publish a finished window, then say so in the ledger."""
     items = each.finish(context, window)
+    if each.name == "pool":
+        _deliver(context, window.index)
     Ledger(context.folder).record(each.name, window.index, {**totals.to_entry(), "items": items})
     return items
+
+
+def _deliver(context: StageContext, window: int) -> None:
+    """The part of a window to every sink that has not acknowledged it yet."""
+    ledger = Ledger(context.folder)
+    for delivery in context.deliveries:
+        if window not in ledger.windows(delivery.ledger_name):
+            with context.folder.open(part_name(window)) as file:
+                deliver(delivery, pq.read_table(file))
+            ledger.record(delivery.ledger_name, window, {})
 
 
 def _recover(config: Config, spared: set[str]) -> None:

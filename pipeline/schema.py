@@ -183,6 +183,24 @@ class RecordSize:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class VectorSpace:
+    """Where vectors of one model and contract lie: only those of one `digest` compare. `contract` is as JSON has it."""
+
+    model: str
+    dimensions: int
+    contract: dict[str, Any]
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VectorSpaces:
+    """Those of a job: of media, and of texts; equal where one model has both. None: there are no such vectors."""
+
+    media: VectorSpace | None
+    text: VectorSpace | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ItemFailure:
     """The wire form of `errors.ItemError`: why an item is in quarantine."""
 

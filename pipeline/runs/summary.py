@@ -51,9 +51,10 @@ def build_summary(
     quarantine: Mapping[str, int],
     environment: Mapping[str, Any],
     store_peak_bytes: int | None,
+    points: Mapping[str, int],
 ) -> dict[str, Any]:
     """The summary as DESIGN.md names its fields. `counts` are those of the receipts, by these names; absent is 0.
-    `store_peak_bytes` is None when the store was not looked at.
+    `store_peak_bytes` is None when the store was not looked at. `points` are those that vector stores hold, by table.
 
     Raises `RuntimeError` when the items do not add up: one was lost or counted twice, and no number can be trusted.
     """
@@ -75,6 +76,7 @@ def build_summary(
         "forecast": {},
         "environment": dict(environment),
         "store_peak_bytes": store_peak_bytes,
+        "points": dict(points),
     }
 
 

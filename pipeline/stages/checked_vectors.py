@@ -17,8 +17,8 @@ from pipeline.models.dual_encoder import DualEncoderFacts, ImageTower
 from pipeline.models.embedder import FrameVectors, TextSide, is_dual_encoder
 from pipeline.models.reranker import Scorer, ScorerFacts
 from pipeline.models.vision_language import resolve_model
-from pipeline.schema import Geometry, Modality, RecordSize
-from pipeline.stages.identity import CheckedModel, EncoderIdentity, VectorSpace, VectorSpaces
+from pipeline.schema import Geometry, Modality, RecordSize, VectorSpace, VectorSpaces
+from pipeline.stages.identity import CheckedModel, EncoderIdentity
 
 _MODALITIES: tuple[Modality, ...] = ("image", "video", "page")
 _NO_ENCODER = EncoderIdentity(weights="", processor="", placeholder="", precision="")

@@ -12,6 +12,7 @@ from pipeline.features.store import FeatureStore, StoreWriter
 from pipeline.planning.geometry import probed_geometry
 from pipeline.runs.own_shards import note_shard
 from pipeline.schema import Geometry, Probe, SamplePlan
+from pipeline.sinks.delivery import Delivery, deliveries
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
 from pipeline.storage import Folder
 
@@ -64,6 +65,12 @@ class StageContext:
     def scorer(self) -> ScorerFacts:
         """As `facts`, of a reranker."""
         return _scorer(self.config.model, json.dumps(self.config.pooling.contract()))
+
+    @property
+    def deliveries(self) -> list[Delivery]:
+        """The vector stores that the run fills."""
+        spaces = self.checked.vectors
+        return [] if spaces is None else deliveries(self.config.sinks, spaces)
 
     @property
     def min_frames(self) -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from pipeline.errors import ItemError
 from pipeline.features.identity import FeatureKeyTerms, canonical_json
 from pipeline.media.backend import DECODE_BACKEND, PAGE_BACKEND
 from pipeline.media.resize import Resample, resize_backend
 from pipeline.planning.geometry import SizeRule
-from pipeline.schema import MediaItem, Modality, Probe, RecordSize
+from pipeline.schema import MediaItem, Modality, Probe, RecordSize, VectorSpaces
 from pipeline.stages.rows import PlannedMedia
 
 
@@ -70,24 +69,6 @@ class CheckedModel:
     sizes: dict[Modality, RecordSize]
     parameters: dict[str, int]
     vectors: VectorSpaces | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VectorSpace:
-    """Where vectors of one model and contract lie: only those of one `digest` compare. `contract` is as JSON has it."""
-
-    model: str
-    dimensions: int
-    contract: dict[str, Any]
-    digest: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VectorSpaces:
-    """Those of a job: of media, and of texts; equal where one model has both. None: there are no such vectors."""
-
-    media: VectorSpace | None
-    text: VectorSpace | None
 
 
 def sha256_content(data: bytes) -> str:
