@@ -41,6 +41,7 @@ def run_search(path: str, query: str, *, limit: int, tenant: str, page: str | No
     run = find_run(path)
     found = search(run, query, limit=limit, tenant=tenant)
     pictures = {hit.id: _picture(hit, _PAGE_SIDE) for answers in found for hit in answers.hits}
+    found = [answers for answers in found if answers.hits]
     for answers in found:
         print(f"\n{answers.of}, by {answers.model}")
         for rank, hit in enumerate(answers.hits, start=1):

@@ -25,7 +25,7 @@ _COLUMNS = ["id", "tenant", "status", "modality", "uri", "page", "source_id", "t
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """What was found in one space of vectors, best first; `of` says of what: media, texts, or both in one space."""
+    """What was found, best first, `of` media or texts, by the vector that `model` made of the query."""
 
     of: str
     model: str
@@ -43,7 +43,7 @@ def find_run(path: str) -> Folder:
 
 
 def search(run: Folder, query: str, *, limit: int = 10, tenant: str = "") -> list[Answers]:
-    """The `limit` items nearest to `query`, in each space that the run has: of a tenant, by cosine.
+    """A tenant's `limit` media and texts nearest to `query`, by cosine.
 
     Raises `ConfigError` when the run embeds nothing or has not ended.
     """
@@ -61,11 +61,8 @@ def search(run: Folder, query: str, *, limit: int = 10, tenant: str = "") -> lis
 
 def _searches(config: Config, spaces: dict[str, Any]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
     """(what of, the model that makes the query's vector, kinds of points), a search each."""
-    media, text = spaces["media"], spaces["text"]
-    if media is not None and media["model"] == text["model"]:
-        yield "items", config.model, ("image", "video", "page", "text", "chunk")
-        return
-    if media is not None:
+    # Apart also where one model has both: texts are nearer to a text than any picture of what it says.
+    if spaces["media"] is not None:
         yield "media", config.model, ("image", "video", "page")
     yield "texts", config.text_model, ("text", "chunk")
 
