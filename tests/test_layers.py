@@ -18,6 +18,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "lmdb": ("pipeline/features/shard.py",),
     "av": ("pipeline/media/", "pipeline/demo/"),
     "PIL": ("pipeline/media/", "pipeline/demo/"),
+    "pypdf": ("tests/",),  # what documents are compared with
     "pypdfium2": ("pipeline/media/",),
     "reportlab": ("pipeline/demo/",),
     "torch": (*_NETWORKS, "pipeline/stages/encode.py", "pipeline/stages/generate.py"),
