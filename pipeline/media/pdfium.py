@@ -194,7 +194,7 @@ def _whole_text(layer: Any) -> str:
     last, end = next(_placed(layer, reversed(letters)), (-1, -1))
     if last < first:
         return ""
-    units = (ctypes.c_ushort * (end - start + 2))()  # one more for the end
+    units = (ctypes.c_ushort * (2 * (end - start + 1) + 1))()  # at most two a letter, and one for the end
     count = pdfium.FPDFText_GetText(layer, first, last - first + 1, units)
     return bytes(units)[: 2 * max(0, count - 1)].decode("utf-16-le", errors="ignore")
 
