@@ -100,7 +100,8 @@ def test_a_batch_of_pages_is_decoded() -> None:
     items = [planned(n).to_row() for n in (2, 0, 1)]
     row: dict[str, Any] = {"window": 0, "batch": 0, "digest": "d", "items": items}
     items[2]["media"]["page"] = 9
-    [decoded] = DecodeBatches(cast(StageContext, SimpleNamespace(identity=IDENTITY)))(batch_table([row]))
+    context = cast(StageContext, SimpleNamespace(identity=IDENTITY))
+    [decoded] = DecodeBatches(context)(batch_table([row]))
     pixels = np.frombuffer(decoded["pixels"][0].as_buffer(), np.uint8).reshape(2, *SIZE, 3)
     for found, page in zip(pixels, (2, 0), strict=True):
         assert np.array_equal(found, resize_frames(render_page(DATA, page, (1584, 1224))[None], SIZE)[0])
