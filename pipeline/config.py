@@ -36,10 +36,15 @@ class BudgetSection(Section):
 
 
 class DemoMedia(Section):
-    """Media to draw at `input` when nothing is there yet."""
+    """Media to draw at `input` when nothing is there yet: for jobs that index documents PDFs, for others a manifest.
+
+    `captions` adds to the manifest as many texts that say what the first images and videos show.
+    """
 
     images: Annotated[int, Field(ge=0)] = 36
     videos: Annotated[int, Field(ge=0)] = 24
+    captions: Annotated[int, Field(ge=0)] = 0
+    documents: Annotated[int, Field(ge=0)] = 12
     seed: int = 7
 
 

@@ -16,7 +16,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pipeline import engine
-from pipeline.config import Config
+from pipeline.config import Config, DemoMedia
+from pipeline.demo.documents import make_demo_documents
 from pipeline.demo.media import make_demo_media
 from pipeline.errors import ConfigError, QuarantineLimitError
 from pipeline.planning.windows import Window, plan_windows, segments
@@ -171,10 +172,17 @@ def _driver(config: Config) -> Iterator[_Driver]:
     """The run of `config`, held while the block runs, and Ray."""
     started = time.perf_counter()
     if config.demo_media is not None:
-        make_demo_media(config.input, **config.demo_media.model_dump())
+        _draw_demo(config.job, config.input, config.demo_media)
     config = config.anchored()
     with start_run(config) as current, engine.ray_session(config.ray) as ray_seconds, engine.quiet_ray_data():
         yield _Driver(config, current, started, ray_seconds)
+
+
+def _draw_demo(job: str, input: str, drawn: DemoMedia) -> None:
+    if job == "index_documents":
+        make_demo_documents(input.rstrip("/").rpartition("/")[0], documents=drawn.documents, seed=drawn.seed)
+    else:
+        make_demo_media(input, **drawn.model_dump(exclude={"documents"}))
 
 
 class _Driver:

@@ -19,6 +19,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "lmdb": ("pipeline/features/shard.py",),
     "av": ("pipeline/media/", "pipeline/demo/"),
     "PIL": ("pipeline/media/", "pipeline/demo/"),
+    "pypdf": ("tests/",),  # what documents are compared with
     "pypdfium2": ("pipeline/media/",),
     "reportlab": ("pipeline/demo/",),
     "torch": (*_NETWORKS, *(f"pipeline/stages/{name}.py" for name in _COMPUTING)),

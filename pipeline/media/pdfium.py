@@ -12,7 +12,7 @@ import io
 import math
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, BinaryIO
 
@@ -22,7 +22,7 @@ import pypdfium2.raw as pdfium
 
 _LOCKED = (pdfium.FPDF_ERR_PASSWORD, pdfium.FPDF_ERR_SECURITY)
 _DRAWING = pdfium.FPDF_ANNOT | pdfium.FPDF_REVERSE_BYTE_ORDER
-_LETTERS = 1000  # of a page, asked for the way they stand
+_LETTERS = 200  # of a page, asked for the way they stand
 _LOCK = threading.Lock()
 
 
@@ -88,7 +88,12 @@ def draw(document: Any, page: int, pixels: npt.NDArray[np.uint8]) -> None:
 def text(document: Any, page: int) -> str:
     """The text of a page, as PDFium orders and marks it. Raises `PdfiumError`."""
     with _loaded(document, page) as loaded:
-        _turn_upright(loaded)
+        with _text_layer(loaded) as layer:
+            turn = _upright_turn(layer)
+            if turn in (None, pdfium.FPDFPage_GetRotation(loaded)):
+                return _whole_text(layer)
+        # Where letters are shown running down the page, PDFium gives the lines of a page from the last to the first.
+        pdfium.FPDFPage_SetRotation(loaded, turn)
         with _text_layer(loaded) as layer:
             return _whole_text(layer)
 
@@ -180,25 +185,28 @@ def _text_layer(page: Any) -> Iterator[Any]:
 
 
 def _whole_text(layer: Any) -> str:
-    """Asked for from the first letter to the last that PDFium knows: it gives nothing for a range that one which it
-    does not know begins or ends. Nor is text asked for within bounds, which loses line ends of turned pages."""
-    places = [pdfium.FPDFText_GetTextIndexFromCharIndex(layer, i) for i in range(pdfium.FPDFText_CountChars(layer))]
-    known = [i for i, place in enumerate(places) if place >= 0]
-    if not known:
+    """From the first to the last letter that has a place in the text: a range that others begin or end is empty.
+
+    Not asked for within bounds, which loses line ends where the page is turned.
+    """
+    letters = range(pdfium.FPDFText_CountChars(layer))
+    first, start = next(_placed(layer, letters), (0, 0))
+    last, end = next(_placed(layer, reversed(letters)), (-1, -1))
+    if last < first:
         return ""
-    first, last = known[0], known[-1]
-    units = (ctypes.c_ushort * (places[last] - places[first] + 2))()  # one more for the end
+    units = (ctypes.c_ushort * (2 * (end - start + 1) + 1))()  # at most two a letter, and one for the end
     count = pdfium.FPDFText_GetText(layer, first, last - first + 1, units)
     return bytes(units)[: 2 * max(0, count - 1)].decode("utf-16-le", errors="ignore")
 
 
-def _turn_upright(page: Any) -> None:
-    """Turn the page so that most of its letters stand upright.
+def _placed(layer: Any, letters: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """(letter, its place in the text) of those that have one."""
+    places = ((letter, pdfium.FPDFText_GetTextIndexFromCharIndex(layer, letter)) for letter in letters)
+    return ((letter, place) for letter, place in places if place >= 0)
 
-    Where they are shown running down the page, PDFium gives the lines of a page from the last to the first.
-    """
-    with _text_layer(page) as layer:
-        count = min(_LETTERS, pdfium.FPDFText_CountChars(layer))
-        turns = Counter(round(pdfium.FPDFText_GetCharAngle(layer, i) / (math.pi / 2)) % 4 for i in range(count))
-    for turn, _ in turns.most_common(1):
-        pdfium.FPDFPage_SetRotation(page, -turn % 4)
+
+def _upright_turn(layer: Any) -> int | None:
+    """By how many quarters a page has to be turned for most of its letters to stand upright; None without letters."""
+    letters = range(min(_LETTERS, pdfium.FPDFText_CountChars(layer)))
+    turns = Counter(-round(pdfium.FPDFText_GetCharAngle(layer, letter) / (math.pi / 2)) % 4 for letter in letters)
+    return turns.most_common(1)[0][0] if turns else None

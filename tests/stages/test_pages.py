@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 
+from pipeline.config import Config
 from pipeline.media.backend import DECODE_BACKEND, PAGE_BACKEND
 from pipeline.media.document import probe_page, render_page
 from pipeline.media.resize import resize_frames
+from pipeline.planning.windows import Window
+from pipeline.runs.run import start_run
 from pipeline.schema import Geometry, MediaItem, SamplePlan
+from pipeline.stages.checked_model import checked_model
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
+from pipeline.stages.encode_plan import written_plan
 from pipeline.stages.identity import EncoderIdentity, media_content, page_source, sha256_content
 from pipeline.stages.rows import PlannedMedia, batch_table
 from tests.media.pdf_files import Page, make_pdf, rectangle
@@ -56,6 +63,33 @@ def test_each_page_has_a_key_of_its_own_that_names_what_draws() -> None:
     assert {each.decode_backend for each in terms} == {f"{PAGE_BACKEND},1224x1584"}
     image = dataclasses.replace(planned(None), probe=dataclasses.replace(planned(None).probe, modality="image"))
     assert IDENTITY.key_terms(image, "sha256:x").decode_backend == DECODE_BACKEND
+
+
+def test_captioning_quarantines_pages_and_documents_by_name(
+    tmp_path: Path, make_config: Callable[..., Config], write_manifest: Callable[..., Path]
+) -> None:
+    (tmp_path / "a.pdf").write_bytes(DATA)
+    (tmp_path / "cut.pdf").write_bytes(DATA[:300])
+    manifest = write_manifest(
+        [
+            {"id": "a page", "media": [{"uri": "a.pdf", "page": 1}]},
+            {"id": "a page behind the last", "media": [{"uri": "a.pdf", "page": 3}]},
+            {"id": "a page of what is left", "media": [{"uri": "cut.pdf", "page": 0}]},
+            {"id": "a document", "uri": "a.pdf"},
+            {"id": "not an image", "image": "a.pdf"},
+        ]
+    )
+    config = make_config(manifest)
+    with start_run(config) as run:
+        context = StageContext(config=config, run_url=run.folder.url, checked=checked_model(config, "cpu"))
+        plan = written_plan(context, Window(index=0, start=0, stop=run.manifest.num_items))
+    assert [(failure["stage"], failure["code"]) for failure in plan.failures] == [
+        ("admit", "modality_not_supported"),
+        ("probe", "no_such_page"),
+        ("probe", "truncated"),
+        ("probe", "unknown_format"),
+        ("probe", "modality_mismatch"),
+    ]
 
 
 def test_planned_pages_come_back_from_their_rows() -> None:
