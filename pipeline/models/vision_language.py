@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import hashlib
 import importlib.metadata
+import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -53,7 +53,9 @@ def _package_folder(model: str) -> str:
     module, _, folder = model.removeprefix(PACKAGE_PREFIX).partition("/")
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
-        raise ConfigError(f"model {model!r}: no Python package {module!r} is installed; pip install the one that has it")
+        raise ConfigError(
+            f"model {model!r}: no Python package {module!r} is installed; pip install the one that has it"
+        )
     path = Path(spec.origin).parent / folder
     if not path.is_dir():
         raise ConfigError(f"model {model!r}: the package {module!r} has no folder {folder!r}")
