@@ -75,10 +75,12 @@ def test_every_page_is_indexed_or_quarantined_and_its_chunks_say_where_they_stan
 
 
 def test_documents_without_a_model_for_pictures_are_indexed_by_their_text(tmp_path: Path) -> None:
-    config = configured(tmp_path, model=MINILM, text={"chunk_tokens": 40})
+    lance = {"lancedb": {"uri": str(tmp_path / "lance"), "collection": "pages"}}
+    config = configured(tmp_path, model=MINILM, text={"chunk_tokens": 40}, sinks=lance)
     summary = flow.run(config)
     rows = rows_of(config, summary)
     assert summary["encodes"] == 0
     indexed = [row for row in rows if row["status"] == "ok"]
+    assert sum(summary["points"].values()) == sum(len(row["chunks"]) for row in indexed)
     assert indexed and all(row["chunks"] and row["vector"] is None for row in indexed)
     assert set(summary["quarantine"]) == {*FAILURES.values(), "empty_text", "modality_not_supported"}

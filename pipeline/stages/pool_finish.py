@@ -15,7 +15,7 @@ from pipeline.features.codec import FeatureRecord
 from pipeline.planning.windows import Window
 from pipeline.pooling.frames import pool_frames
 from pipeline.runs.manifest import read_range
-from pipeline.schema import MediaItem, Request
+from pipeline.schema import Request
 from pipeline.sinks.parquet import (
     QUARANTINE_SCHEMA,
     quarantine_row,
@@ -28,7 +28,6 @@ from pipeline.sinks.vectors import vector_schema
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODED_SCHEMA, read_encoded
 from pipeline.stages.encode_plan import load_plan
-from pipeline.stages.identity import sha256_content
 from pipeline.stages.outcomes import count_codes, read_outcomes
 from pipeline.stages.pool_plan import pool_plan_name, read_chunks
 
@@ -52,6 +51,7 @@ class _Item:
 
     media: list[dict[str, Any]] = field(default_factory=list)
     text: str | None = None
+    source_id: str | None = None
     chunks: list[tuple[int, int]] = field(default_factory=list)
     pieces: dict[int, dict[str, Any]] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
@@ -95,8 +95,9 @@ def _gather(context: StageContext, window: Window) -> dict[int, _Item]:
     plan = context.folder.read_json(pool_plan_name(window.index))
     for failure in plan["failures"]:
         items[failure["item_index"]].failures.append(failure)
-    for index, (text, chunks) in read_chunks(context, window.index).items():
-        items[index].text, items[index].chunks = text, chunks
+    for index, row in read_chunks(context, window.index).items():
+        item = items[index]
+        item.text, item.source_id, item.chunks = row["text"], row["source_id"], [tuple(c) for c in row["chunks"]]
     for table in read_outcomes(context.folder, "pool", window.index, [b["digest"] for b in plan["batches"]]):
         for piece, vector in zip(table.drop_columns("vector").to_pylist(), table["vector"], strict=True):
             items[piece["item_index"]].pieces[piece["part"]] = {**piece, "vector": vector.values.to_numpy()}
@@ -142,7 +143,7 @@ def _part_row(
         tenant=request.tenant,
         page=None if media is None else media.page,
         text=item.text,
-        source_id=_source_id(request, media, sources),
+        source_id=item.source_id or sources.get(request.item_index),
     )
     if item.failures:
         row.update(status="quarantined", code=item.failures[0]["code"], message=item.failures[0]["message"])
@@ -167,12 +168,6 @@ def _chunk_rows(item: _Item) -> list[dict[str, Any]] | None:
         {"part": part, "start_char": start, "end_char": end, "vector": item.pieces[part]["vector"]}
         for part, (start, end) in enumerate(item.chunks)
     ]
-
-
-def _source_id(request: Request, media: MediaItem | None, sources: dict[int, str]) -> str | None:
-    if media is None:
-        return None if request.text is None else sha256_content(request.text.encode())
-    return sources.get(request.item_index)
 
 
 def _timing_row(item_index: int, item: _Item) -> dict[str, Any]:

@@ -42,7 +42,14 @@ TEXT_SCHEMA = pa.schema(
 )
 
 
-_CHUNKS = pa.schema([("item_index", pa.int64()), ("text", pa.string()), ("chunks", pa.list_(pa.list_(pa.int32())))])
+_CHUNKS = pa.schema(
+    [
+        ("item_index", pa.int64()),
+        ("text", pa.string()),
+        ("source_id", pa.string()),
+        ("chunks", pa.list_(pa.list_(pa.int32()))),
+    ]
+)
 
 
 def pool_plan_name(window: int) -> str:
@@ -111,20 +118,24 @@ class PlanTextWindow:
 
 
 def chunks_name(window: int) -> str:
-    """The texts of a window's pages, and where their chunks lie."""
+    """The texts of a window's items, and where their chunks lie."""
     return f"_work/texts/window-{window:06d}.parquet"
 
 
-def read_chunks(context: StageContext, window: int) -> dict[int, tuple[str, list[tuple[int, int]]]]:
-    """Item → its page's text and (start_char, end_char) of each of its chunks."""
+def read_chunks(context: StageContext, window: int) -> dict[int, dict[str, Any]]:
+    """Item → its `text` and `source_id`, and `chunks`, [start_char, end_char] of each piece that was embedded."""
     with context.folder.open(chunks_name(window)) as file:
-        rows = pq.read_table(file).to_pylist()
-    return {row["item_index"]: (row["text"], [tuple(chunk) for chunk in row["chunks"]]) for row in rows}
+        return {row["item_index"]: row for row in pq.read_table(file).to_pylist()}
 
 
 def _write_chunks(context: StageContext, window: Window, found: WindowTexts) -> None:
     rows = [
-        {"item_index": index, "text": item.text, "chunks": [[p.start_char, p.end_char] for p in item.pieces]}
+        {
+            "item_index": index,
+            "text": item.text,
+            "source_id": item.source_id,
+            "chunks": [[piece.start_char, piece.end_char] for piece in item.pieces],
+        }
         for index, item in found.items.items()
     ]
     with context.folder.writing(chunks_name(window.index)) as file:

@@ -9,12 +9,13 @@ from pipeline.errors import ItemError
 from pipeline.language.chunking import chunk_text
 from pipeline.media.document import page_text
 from pipeline.media.shared_source import SharedSources
-from pipeline.media.source import FetchCounter
+from pipeline.media.source import FetchCounter, stat_source
 from pipeline.planning.windows import Window
 from pipeline.runs.manifest import read_range
-from pipeline.schema import Request
+from pipeline.schema import MediaItem, Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
+from pipeline.stages.identity import page_source, sha256_content
 from pipeline.stages.outcomes import failure_row
 
 if TYPE_CHECKING:
@@ -33,9 +34,10 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ItemText:
-    """An item's text, and its pieces in order."""
+    """An item's text, where it is from, and its pieces in order."""
 
     text: str
+    source_id: str
     pieces: list[Piece]
 
 
@@ -91,7 +93,8 @@ class _RowTexts:
         [ids] = self.context.text_side.tokenize([text])
         if not ids or not text.strip():
             raise ItemError("tokenize", "empty_text", "there is nothing to embed: the text has no tokens")
-        return ItemText(text=text, pieces=[Piece(part=0, start_char=0, end_char=len(text), input_ids=ids)])
+        piece = Piece(part=0, start_char=0, end_char=len(text), input_ids=ids)
+        return ItemText(text=text, source_id=sha256_content(text.encode()), pieces=[piece])
 
 
 class _DocumentTexts:
@@ -100,6 +103,7 @@ class _DocumentTexts:
     def __init__(self, context: StageContext) -> None:
         self.context = context
         self.sources = SharedSources()
+        self.stat: dict[tuple[str | None, str | None], str] = {}
 
     def of(self, request: Request, counter: FetchCounter) -> ItemText | None:
         if len(request.media) != 1:
@@ -112,7 +116,14 @@ class _DocumentTexts:
         pieces = _chunks(self.context, self.context.text_side, text)
         if not pieces and not self.context.checked.verdicts:
             raise ItemError("tokenize", "empty_text", f"{media.name} has no text, and the job no model for its picture")
-        return ItemText(text=text, pieces=pieces)
+        return ItemText(text=text, source_id=self._source_id(media), pieces=pieces)
+
+    def _source_id(self, media: MediaItem) -> str:
+        """As the encode pass has it; each document is asked for once."""
+        key = (media.uri, media.version) if media.uri is not None else (None, sha256_content(media.data or b""))
+        if key not in self.stat:
+            self.stat[key] = stat_source(media).source_id
+        return page_source(media, self.stat[key], self.context.config.document.dpi)
 
 
 def _check_media(context: StageContext) -> None:
