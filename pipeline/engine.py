@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import logging
 import math
 import os
@@ -237,6 +238,7 @@ def _can_scale() -> bool:
 @contextlib.contextmanager
 def quiet_ray_data() -> Iterator[None]:
     """Hold back Ray Data's own log lines, which would interleave with ours, while the block runs."""
+    importlib.import_module("ray.data")  # now, for it sets the level when it is imported
     log = logging.getLogger("ray.data")
     level = log.level
     log.setLevel(logging.ERROR)
