@@ -263,6 +263,17 @@ class Sinks(Section):
         return self.model_copy(update={"lancedb": lancedb, "qdrant": qdrant})
 
 
+class Incremental(Section):
+    """Going on from an earlier run of the same output: what is unchanged since is taken from its parts.
+
+    `base` is a run's id, or `latest`, the last one that ended. `delete_vanished` deletes from the sinks what the base
+    run had and the listing no longer has.
+    """
+
+    base: str | None = None
+    delete_vanished: bool = False
+
+
 class RayOptions(Section):
     """Cluster use. `workers` fields are counts of actors or concurrent tasks; None is sized from the cluster."""
 
@@ -302,7 +313,21 @@ class Config(Section):
     rank: Rank = Rank()
     store: Store = Store()
     sinks: Sinks = Sinks()
+    incremental: Incremental = Incremental()
     ray: RayOptions = RayOptions()
+
+    @model_validator(mode="after")
+    def _incremental_runs_have_names(self) -> Config:
+        if self.incremental.base is None:
+            return self
+        if self.job not in ("embed_backfill", "index_documents"):
+            raise ValueError(f"incremental.base is for jobs that embed, not for {self.job}")
+        if self.run_id is None:
+            raise ValueError(
+                "incremental.base needs a run_id: a listing that looks the same may hold changed items, so each run of "
+                "it has a name of its own (such as the day)"
+            )
+        return self
 
     @field_validator("budget", mode="before")
     @classmethod
@@ -346,7 +371,16 @@ class Config(Section):
 
         Of `ray`, the sizes of the windows count: a part holds one window, and a resumed run must find the same ones.
         """
-        elsewhere = {"output", "run_id", "store", "sinks", "max_quarantined_fraction", "demo_media", "input"}
+        elsewhere = {
+            "output",
+            "run_id",
+            "store",
+            "sinks",
+            "incremental",
+            "max_quarantined_fraction",
+            "demo_media",
+            "input",
+        }
         cluster = RayOptions.model_fields.keys() - {"window_items", "first_window_items"}
         exclude: dict[str, Any] = {**dict.fromkeys(elsewhere, True), "ray": cluster, "decode": {"io_threads"}}
         return self.model_dump(mode="json", exclude=exclude)

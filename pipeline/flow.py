@@ -7,12 +7,15 @@ requests → tokenize → plan → embed or score → restore → write         
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline import engine
@@ -22,16 +25,17 @@ from pipeline.demo.media import make_demo_media
 from pipeline.errors import ConfigError, QuarantineLimitError
 from pipeline.planning.windows import Window, plan_windows, segments
 from pipeline.progress import PassBar
+from pipeline.runs.base import goes_on, vanished
 from pipeline.runs.durability import DurableWindows
 from pipeline.runs.ledger import Ledger
 from pipeline.runs.own_shards import noted_shards
 from pipeline.runs.receipts import PassName, ReceiptBook, Totals
 from pipeline.runs.report import write_report
-from pipeline.runs.run import Run, start_run
+from pipeline.runs.run import Run, note_ended, start_run
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
 from pipeline.schema import Receipt
 from pipeline.scratch import ACTORS_END_SECONDS, open_store, release, segments_that_fit, with_small_shards
-from pipeline.sinks.delivery import deliver
+from pipeline.sinks.delivery import Delivery, deliver, forget
 from pipeline.sinks.parquet import part_name
 from pipeline.stages import memory
 from pipeline.stages.context import StageContext
@@ -39,9 +43,10 @@ from pipeline.stages.decode import DecodeBatches
 from pipeline.stages.encode_finish import finish_encode_window, forget_encode_window
 from pipeline.stages.encode_plan import PlanEncodeWindow, planned_windows
 from pipeline.stages.generate_finish import finish_generate_window
+from pipeline.stages.identity import CheckedModel
 from pipeline.stages.outcomes import encode_batch_receipts, remove_outcome
 from pipeline.stages.pool_finish import finish_pool_window
-from pipeline.stages.pool_plan import PlanTextWindow
+from pipeline.stages.pool_plan import PlanTextWindow, carried_items
 from pipeline.stages.prompt import PlanPromptWindow
 from pipeline.stages.rank_finish import finish_rank_window
 from pipeline.stages.rank_plan import PlanPairsWindow
@@ -269,7 +274,21 @@ class _Driver:
         )
         in_place = self.config.store.retention == "segment" and not self.several_nodes and self.store.is_local
         config = self.config if in_place else with_small_shards(self.config, workers.actors)
-        return StageContext(config=config, run_url=self.run.folder.url, checked=checked, in_place=in_place)
+        return StageContext(
+            config=config,
+            run_url=self.run.folder.url,
+            checked=checked,
+            in_place=in_place,
+            base_url=self._base_url(checked),
+        )
+
+    def _base_url(self, checked: CheckedModel) -> str | None:
+        """The run whose rows stand for what is unchanged; None without one, or when its vectors are of another kind."""
+        base = self.run.base
+        if base is None or checked.vectors is None:
+            return None
+        engine.run_task("pipeline.runs.base:index_base", self.run.folder, base)
+        return base.url if goes_on(self.run.folder, base, dataclasses.asdict(checked.vectors)) else None
 
     def _encode_workers(self) -> engine.Workers:
         return engine.preflight(
@@ -381,7 +400,9 @@ class _Driver:
         self._seal_leftovers(context)
         if self.config.store.retention == "keep":
             self._seal(context, self._written_shards())
-        points = {}
+        points, num_vanished = {}, 0
+        if self.run.base is not None:
+            num_vanished = engine.run_task("pipeline.flow:_delete_vanished", context, self.run.base)
         for delivery in context.deliveries:
             points.update(engine.run_task("pipeline.sinks.delivery:finish", delivery))
         folder.remove("_work")
@@ -397,8 +418,11 @@ class _Driver:
             store_peak_bytes=self.store_peak_bytes,
             points=points,
         )
+        if self.run.base is not None:
+            summary["items_vanished"] = num_vanished
         write_report(folder, summary, _samples(folder))
         write_summary(folder, summary)
+        note_ended(self.config, self.run.run_id)
         return summary
 
 
@@ -414,11 +438,33 @@ def _publish(each: Pass, context: StageContext, window: Window, totals: Totals) 
 def _deliver(context: StageContext, window: int) -> None:
     """The part of a window to every sink that has not acknowledged it yet."""
     ledger = Ledger(context.folder)
-    for delivery in context.deliveries:
-        if window not in ledger.windows(delivery.ledger_name):
-            with context.folder.open(part_name(window)) as file:
-                deliver(delivery, pq.read_table(file))
-            ledger.record(delivery.ledger_name, window, {})
+    waiting = [each for each in context.deliveries if window not in ledger.windows(each.ledger_name)]
+    if not waiting:
+        return
+    with context.folder.open(part_name(window)) as file:
+        part = pq.read_table(file)
+    carried = pa.array(carried_items(context, window), pa.int64())
+    changed = part.filter(pc.invert(pc.is_in(part["item_index"], carried)))
+    for delivery in waiting:
+        deliver(delivery, changed if _base_delivered(context, delivery) else part)
+        ledger.record(delivery.ledger_name, window, {})
+
+
+def _base_delivered(context: StageContext, delivery: Delivery) -> bool:
+    """True when the sink has all of the run that this one goes on from."""
+    if context.base_url is None:
+        return False
+    ledger = Ledger(Folder(context.base_url))
+    return set(ledger.windows("pool")) == set(ledger.windows(delivery.ledger_name))
+
+
+def _delete_vanished(context: StageContext, base: Folder) -> int:
+    """How many items of the base run the listing no longer has; deleted from the sinks where that is asked for."""
+    gone = vanished(context.folder, base)
+    if context.config.incremental.delete_vanished:
+        for delivery in context.deliveries:
+            forget(delivery, gone)
+    return sum(map(len, gone.values()))
 
 
 def _recover(config: Config, spared: set[str]) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError
+from pipeline.runs.base import LATEST_ENDED_NAME, choose_base
 from pipeline.runs.lock import RunLock, run_lock
 from pipeline.runs.manifest import (
     FROZEN_INDEX,
@@ -40,13 +41,14 @@ def derive_run_id(config_digest: str, manifest_digest: str, *, job: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """A run that this process holds: what to read, and where to write."""
+    """A run that this process holds: what to read, and where to write. `base` is the run that it goes on from."""
 
     run_id: str
     folder: Folder
     config_digest: str
     manifest: FrozenManifest
     lock: RunLock
+    base: Folder | None = None
 
 
 @contextmanager
@@ -105,5 +107,14 @@ def _claim(folder: Folder, config: Config) -> None:
 
 
 def _started(config: Config, run_id: str, folder: Folder, lock: RunLock, manifest: FrozenManifest) -> Run:
-    output_folder(config).write_bytes(_LATEST_NAME, f"{run_id}\n".encode())
-    return Run(run_id=run_id, folder=folder, config_digest=config.digest(), manifest=manifest, lock=lock)
+    output, base = output_folder(config), None
+    if config.incremental.base is not None:
+        base_id = choose_base(folder, output, config.incremental.base)
+        base = None if base_id is None else output.sub(base_id)
+    output.write_bytes(_LATEST_NAME, f"{run_id}\n".encode())
+    return Run(run_id=run_id, folder=folder, config_digest=config.digest(), manifest=manifest, lock=lock, base=base)
+
+
+def note_ended(config: Config, run_id: str) -> None:
+    """Have the run be what `incremental.base: latest` means."""
+    output_folder(config).write_bytes(LATEST_ENDED_NAME, f"{run_id}\n".encode())

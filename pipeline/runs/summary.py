@@ -35,6 +35,7 @@ COUNTS = (
     "pairs_scored",
     "text_tokens",
     "text_padded_tokens",
+    "items_carried",
 )
 SECONDS = ("encode_pass", "generate_pass", "pool_pass", "total", "ray_startup")
 PACKAGES = ("ray", "torch", "transformers", "av", "pillow")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pipeline.config import Sinks
 from pipeline.features.identity import canonical_json
 from pipeline.schema import VectorSpace, VectorSpaces
-from pipeline.sinks.contract import Collection, ItemKey, Sink, point_id, points_schema
+from pipeline.sinks.contract import Collection, ItemKey, Selector, Sink, point_id, points_schema
 from pipeline.sinks.registry import SinkSection, open_sink, sections
 
 TEXTS_SUFFIX = "_texts"
@@ -122,6 +122,13 @@ def finish(delivery: Delivery) -> dict[str, int]:
     for collection in delivery.collections:
         sink.switch(collection)
     return {collection.physical: sink.count(collection) for collection in delivery.collections}
+
+
+def forget(delivery: Delivery, items: Mapping[str, Sequence[str]]) -> None:
+    """Delete items (tenant → ids) from the sink, whatever version has them."""
+    sink = delivery.open()
+    for tenant, ids in items.items():
+        sink.delete(Selector(tenant=tenant, item_ids=tuple(ids)))
 
 
 def prepare(all_deliveries: Sequence[Delivery]) -> None:

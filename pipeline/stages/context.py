@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore, StoreWriter
 from pipeline.planning.geometry import probed_geometry
+from pipeline.runs.base import Place, unchanged
 from pipeline.runs.own_shards import note_shard
 from pipeline.schema import Geometry, Probe, SamplePlan
 from pipeline.sinks.delivery import Delivery, deliveries
@@ -28,12 +30,14 @@ class StageContext:
     """A run's configuration and folder, and what was found of its model.
 
     `in_place` is of a scratch store on the disk of the only machine: its shards are read where they are written.
+    `base_url` is the folder of an earlier run, whose rows stand for items that are unchanged since.
     """
 
     config: Config
     run_url: str
     checked: CheckedModel
     in_place: bool = False
+    base_url: str | None = None
 
     @property
     def identity(self) -> EncoderIdentity:
@@ -44,6 +48,10 @@ class StageContext:
     def folder(self) -> Folder:
         """The run's folder."""
         return Folder(self.run_url)
+
+    def unchanged(self, sources: Mapping[int, tuple[str, str, str]]) -> dict[int, Place]:
+        """Item → its row in the run that this one goes on from; `sources`: item → (tenant, id, source id)."""
+        return {} if self.base_url is None else unchanged(self.folder, Folder(self.base_url), sources)
 
     @property
     def facts(self) -> VisionLanguageFacts:

@@ -24,6 +24,7 @@ from pipeline.media.shared_source import SharedSources
 from pipeline.media.source import FetchCounter, SourceFacts, open_source, stat_source
 from pipeline.planning.buckets import BatchBudget, plan_window
 from pipeline.planning.windows import Window
+from pipeline.runs.base import Place
 from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_from_json, receipt_to_json
 from pipeline.schema import MediaItem, Modality, Probe, Receipt, Request, ResourceVector, SamplePlan
@@ -62,7 +63,8 @@ class WindowPlan:
 
     `media` are all that passed admission; `hits` position → (key, shard) known at that moment; `same_as` position →
     the position that is encoded in its place; `batches` positions with their digest; `failures` rows of items that are
-    out (`item_index, media_index, stage, code, message`).
+    out (`item_index, media_index, stage, code, message`); `carried` items that are unchanged since the run that this
+    one goes on from.
     """
 
     window: Window
@@ -72,6 +74,7 @@ class WindowPlan:
     batches: list[tuple[str, list[int]]]
     failures: list[dict[str, Any]]
     receipt: Receipt
+    carried: dict[int, Place] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As it is written down; inline bytes stay in the manifest."""
@@ -86,6 +89,7 @@ class WindowPlan:
             "batches": [{"digest": digest, "positions": positions} for digest, positions in self.batches],
             "failures": self.failures,
             "receipt": receipt_to_json(self.receipt),
+            "carried": {str(item): [place.window, place.row] for item, place in self.carried.items()},
         }
 
     @classmethod
@@ -102,6 +106,7 @@ class WindowPlan:
             batches=[(batch["digest"], batch["positions"]) for batch in value["batches"]],
             failures=value["failures"],
             receipt=receipt_from_json(value["receipt"]),
+            carried={int(item): Place(window=w, row=r) for item, (w, r) in value.get("carried", {}).items()},
         )
 
 
@@ -179,6 +184,8 @@ class _WindowPlanner:
         started = time.perf_counter()
         requests = read_range(self.context.folder, self.window.start, self.window.stop)
         candidates = [candidate for request in requests for candidate in self._candidates(request)]
+        carried = self._stat_all(candidates)
+        candidates = [candidate for candidate in candidates if candidate.request.item_index not in carried]
         self._probe(candidates)
         probed = time.perf_counter()
         media = self._admitted(candidates)
@@ -211,6 +218,7 @@ class _WindowPlanner:
             batches=batches,
             failures=self.failures,
             receipt=receipt,
+            carried=carried,
         )
 
     def _candidates(self, request: Request) -> list[_Candidate]:
@@ -221,11 +229,19 @@ class _WindowPlanner:
             return []
         return [_Candidate(request, index, media) for index, media in enumerate(request.media)]
 
+    def _stat_all(self, candidates: list[_Candidate]) -> dict[int, Place]:
+        """Where each is from; those that are unchanged since the run that this one goes on from."""
+        with ThreadPoolExecutor(self.context.config.decode.io_threads) as pool:
+            list(pool.map(_guarded(self._stat), candidates))
+        single = [c for c in candidates if len(c.request.media) == 1 and c.facts is not None and c.failure is None]
+        return self.context.unchanged(
+            {c.request.item_index: (c.request.tenant, c.request.id, c.facts.source_id) for c in single if c.facts}
+        )
+
     def _probe(self, candidates: list[_Candidate]) -> None:
         store = self.context.store
         store.sources.reload()
         with ThreadPoolExecutor(self.context.config.decode.io_threads) as pool:
-            list(pool.map(_guarded(self._stat), candidates))
             known = store.sources.find([c.facts.source_id for c in candidates if c.facts is not None])
             waiting = [c for c in candidates if c.failure is None]
             self._choose_carried([c for c in waiting if c.facts is not None and c.facts.source_id not in known])

@@ -14,6 +14,7 @@ import pyarrow as pa
 from pipeline.features.codec import FeatureRecord
 from pipeline.planning.windows import Window
 from pipeline.pooling.frames import pool_frames
+from pipeline.runs.base import read_rows
 from pipeline.runs.manifest import read_range
 from pipeline.schema import Request
 from pipeline.sinks.parquet import (
@@ -29,7 +30,8 @@ from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODED_SCHEMA, read_encoded
 from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.outcomes import count_codes, read_outcomes
-from pipeline.stages.pool_plan import pool_plan_name, read_chunks
+from pipeline.stages.pool_plan import carried_items, pool_plan_name, read_chunks
+from pipeline.storage import Folder
 
 _ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
 _TIMINGS_SCHEMA = pa.schema(
@@ -67,7 +69,13 @@ def finish_pool_window(context: StageContext, window: Window) -> dict[str, Any]:
     items = _gather(context, window)
     vectors = _media_vectors(context, items)
     sources = _sources(context, window)
-    rows = [_part_row(context, r, items[r.item_index], vectors.get(r.item_index), sources) for r in requests]
+    carried = _carried_rows(context, window)
+    rows = [
+        {**carried[r.item_index], "item_index": r.item_index}
+        if r.item_index in carried
+        else _part_row(context, r, items[r.item_index], vectors.get(r.item_index), sources)
+        for r in requests
+    ]
     schema = part_schema(context)
     write_part(context.folder, window.index, restore_window(rows, window.start, window.stop, schema), schema)
     timings = [_timing_row(request.item_index, items[request.item_index]) for request in requests]
@@ -77,13 +85,26 @@ def finish_pool_window(context: StageContext, window: Window) -> dict[str, Any]:
         write_quarantine(context.folder, window.index, pa.Table.from_pylist(letters, QUARANTINE_SCHEMA))
     written = [row["item_index"] for row in rows if row["status"] == "ok"]
     quarantine = count_codes(row["code"] for row in rows)
-    reused = [i for i in written if items[i].media and all(each["reused"] for each in items[i].media)]
+    reused = [i for i in written if i in carried or (items[i].media and all(m["reused"] for m in items[i].media))]
     counts = {
         "items_written": len(written),
         "items_reused": len(reused),
         "items_quarantined": sum(quarantine.values()),
     }
     return {"counts": counts, "quarantine": quarantine}
+
+
+def _carried_rows(context: StageContext, window: Window) -> dict[int, dict[str, Any]]:
+    """Item → its row in the run that this one goes on from."""
+    by_part: dict[int, list[tuple[int, int]]] = defaultdict(list)
+    for item, place in carried_items(context, window.index).items():
+        by_part[place.window].append((item, place.row))
+    rows: dict[int, dict[str, Any]] = {}
+    for part, pairs in by_part.items():
+        assert context.base_url is not None
+        table = read_rows(Folder(context.base_url), part, [row for _, row in pairs])
+        rows.update(zip((item for item, _ in pairs), table.to_pylist(), strict=True))
+    return rows
 
 
 def _gather(context: StageContext, window: Window) -> dict[int, _Item]:

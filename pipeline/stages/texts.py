@@ -11,10 +11,12 @@ from pipeline.media.document import page_text
 from pipeline.media.shared_source import SharedSources
 from pipeline.media.source import FetchCounter, stat_source
 from pipeline.planning.windows import Window
+from pipeline.runs.base import Place
 from pipeline.runs.manifest import read_range
 from pipeline.schema import MediaItem, Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
+from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.identity import page_source, sha256_content
 from pipeline.stages.outcomes import failure_row
 
@@ -43,11 +45,15 @@ class ItemText:
 
 @dataclass(kw_only=True, slots=True)
 class WindowTexts:
-    """By item, what there is to embed; failure rows of items that are out; what was fetched to find it."""
+    """By item, what there is to embed; failure rows of items that are out; what was fetched to find it.
+
+    `carried` items are unchanged since the run that this one goes on from.
+    """
 
     items: dict[int, ItemText] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
     counter: FetchCounter = field(default_factory=FetchCounter)
+    carried: dict[int, Place] = field(default_factory=dict)
 
 
 def read_texts(context: StageContext, window: Window) -> WindowTexts:
@@ -56,12 +62,13 @@ def read_texts(context: StageContext, window: Window) -> WindowTexts:
     Items that failed in the encode pass have none.
     """
     texts = _DocumentTexts(context) if context.config.job == "index_documents" else _RowTexts(context)
-    out: set[int] = set()
+    requests = read_range(context.folder, window.start, window.stop)
+    found = WindowTexts(carried=_carried(context, window, requests, texts))
+    out = set(found.carried)
     if context.checked.verdicts:
         encoded = read_encoded(context, window)
         out.update(row["item_index"] for row in encoded.select(["item_index", "code"]).to_pylist() if row["code"])
-    found = WindowTexts()
-    for request in read_range(context.folder, window.start, window.stop):
+    for request in requests:
         if request.item_index in out:
             continue
         try:
@@ -74,11 +81,28 @@ def read_texts(context: StageContext, window: Window) -> WindowTexts:
     return found
 
 
+def _carried(
+    context: StageContext, window: Window, requests: list[Request], texts: _RowTexts | _DocumentTexts
+) -> dict[int, Place]:
+    """As the encode pass found it of media; here of texts, and of media where there was no encode pass."""
+    if context.base_url is None:
+        return {}
+    plan = load_plan(context, window) if context.checked.verdicts else None
+    carried = {} if plan is None else plan.carried
+    named = ((request, texts.source_id(request)) for request in requests if request.item_index not in carried)
+    own = {r.item_index: (r.tenant, r.id, source_id) for r, source_id in named if source_id is not None}
+    return {**carried, **context.unchanged(own)}
+
+
 class _RowTexts:
     """Texts that stand in the manifest: an item is embedded by its text, or by its one media item."""
 
     def __init__(self, context: StageContext) -> None:
         self.context = context
+
+    def source_id(self, request: Request) -> str | None:
+        """Of a row that is embedded by its text."""
+        return None if request.text is None or request.media else sha256_content(request.text.encode())
 
     def of(self, request: Request, counter: FetchCounter) -> ItemText | None:
         text = request.text
@@ -104,6 +128,15 @@ class _DocumentTexts:
         self.context = context
         self.sources = SharedSources()
         self.stat: dict[tuple[str | None, str | None], str] = {}
+
+    def source_id(self, request: Request) -> str | None:
+        """Of a page, where the encode pass does not say it; None for what cannot be reached."""
+        if self.context.checked.verdicts or len(request.media) != 1:
+            return None
+        try:
+            return self._source_id(request.media[0])
+        except ItemError:
+            return None
 
     def of(self, request: Request, counter: FetchCounter) -> ItemText | None:
         if len(request.media) != 1:
