@@ -48,6 +48,25 @@ def search(
 
 
 @app.command()
+def conform(
+    config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None
+) -> None:
+    """Check a job's models against the libraries they were made for: six verdicts each. Exit code 1 if one differs."""
+    try:
+        from pipeline.conformance import conform as check
+
+        found = check(load_config(config, set_))
+    except HeadraceError as error:
+        typer.echo(f"headrace: {error}", err=True)
+        raise typer.Exit(error.exit_code) from error
+    for checked, verdicts in found:
+        typer.echo(f"\n{checked}")
+        for each in verdicts:
+            typer.echo(f"  {'agrees ' if each.agrees else 'DIFFERS'}  {each.field:14} {each.says}  ({each.measured})")
+    raise typer.Exit(int(not all(each.agrees for _, verdicts in found for each in verdicts)))
+
+
+@app.command()
 def limits(
     config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None
 ) -> None:

@@ -29,7 +29,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "psycopg": ("pipeline/sinks/pgvector.py",),
     "pgvector": ("pipeline/sinks/pgvector.py",),
     "qdrant_client": ("pipeline/sinks/qdrant.py",),
-    "sentence_transformers": ("tests/",),  # what vectors are compared with, and nothing to run by
+    "sentence_transformers": ("pipeline/models/reference.py",),  # what vectors are compared with, and nothing to run by
 }
 
 # Arithmetic on metadata: the standard library, numpy, and each other.

@@ -1,0 +1,175 @@
+"""Whether a job's model does here what it does elsewhere: each field of the pooling contract against the library that
+the model was made for: sentence-transformers, or transformers' own whole model with its processor.
+
+Agreement is a cosine of 0.99999 (of scores, a difference of 1e-4), in the job's precision.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pipeline.config import Config
+from pipeline.errors import ConfigError
+from pipeline.language.batching import in_input_order, plan_text_batches
+from pipeline.models.dual_encoder import DualEncoderFacts
+from pipeline.models.embedder import TextSide, embed_texts
+from pipeline.models.reference import (
+    dual_encoder_images,
+    dual_encoder_texts,
+    sentence_vectors,
+    truncated_tokens,
+)
+
+Vectors = npt.NDArray[np.float32]
+_COSINE = 0.99999
+_TEXTS = (
+    "A headrace carries water to the mill wheel.",
+    "water",
+    "Der Mühlgraben führt Wasser zum Rad, und das Rad dreht den Stein.",
+    "query: how many stones does the mill have? 3",
+    "Été à la plage: 42 coquillages, 7 étoiles de mer et un seau.",
+    "the mill the mill the mill",
+    "1, 2, 3, 4 and 5.",
+)
+_LONG = "The wheel turns while the water runs, and the stone grinds what the miller pours. " * 400
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """One field of the contract: what it says here, whether the other library agrees, and what was measured."""
+
+    field: str
+    says: str
+    agrees: bool
+    measured: str
+
+
+def conform(config: Config) -> list[tuple[str, list[Verdict]]]:
+    """(what was checked, its six verdicts), of each model of the job.
+
+    Raises `ConfigError` for jobs without a pooling contract, and when sentence-transformers is needed and missing.
+    """
+    if config.job not in ("embed_backfill", "index_documents"):
+        raise ConfigError(f"headrace conform is for jobs that embed, not for {config.job}")
+    side = TextSide.load(config.text_model, config.text_pooling(), config.text.prompt_name)
+    checked = [(f"texts, {config.text_model}", _check_texts(config, side))]
+    if config.text.model is not None or isinstance(side.facts, DualEncoderFacts):
+        facts = DualEncoderFacts.load(config.model, config.pooling.contract())
+        checked.append((f"images, {config.model}", _check_images(config, facts)))
+    return checked
+
+
+def _check_texts(config: Config, side: TextSide) -> list[Verdict]:
+    section = config.text
+    model = side.load_model(dtype=section.dtype, device="cpu", attention=section.attention)
+
+    def ours(texts: Sequence[str]) -> Vectors:
+        ids = side.tokenize(texts)
+        batches = plan_text_batches([len(each) for each in ids], max_batch_tokens=4096, max_batch_items=4)
+        vectors = [list(embed_texts(model, [ids[i] for i in batch], side.prompt_name)) for batch in batches]
+        return np.stack(in_input_order(batches, vectors))
+
+    if isinstance(side.facts, DualEncoderFacts):
+        theirs: Callable[[Sequence[str]], Vectors] = dual_encoder_texts(side.facts, section.dtype)
+    else:
+        theirs = sentence_vectors(side.facts, side.prompt_name, section.dtype)
+    contract = side.contract
+    limit, padding = contract.for_texts()
+    found, expected = ours(_TEXTS), theirs(_TEXTS)
+    long_found, long_expected = ours([_LONG]), theirs([_LONG])
+    num_tokens = truncated_tokens(side, _LONG)
+    alone = np.concatenate([ours([text]) for text in _TEXTS])
+    beside = ours([*_TEXTS, _LONG])[: len(_TEXTS)]
+    return [
+        _agreement("method", contract.method, found, expected),
+        _norms(
+            "normalisation",
+            f"{contract.normalisation.kind}, {contract.normalisation.when} dimensions are cut",
+            found,
+            expected,
+        ),
+        _agreement(
+            "truncation",
+            f"{limit.max_tokens} tokens, cut on the {limit.side}",
+            long_found,
+            long_expected,
+            also=num_tokens == limit.max_tokens,
+            note=f"of a long text {num_tokens} tokens are kept",
+        ),
+        _agreement(
+            "padding",
+            f"on the {padding.side}, to {padding.to}, {'excluded' if padding.excluded else 'seen by the model'}",
+            alone,
+            beside,
+            note="each text alone, and beside a long one",
+        ),
+        _shapes("output", found, expected),
+        _order("item order", ours, found),
+    ]
+
+
+def _check_images(config: Config, facts: DualEncoderFacts) -> list[Verdict]:
+    section = config.encode
+    ours, theirs, images = dual_encoder_images(facts, section.dtype)
+    found, expected = ours(images), theirs(images)
+    contract = facts.image_contract
+    alone = np.concatenate([ours([image]) for image in images])
+    return [
+        _agreement("method", contract.method, found, expected),
+        _norms(
+            "normalisation",
+            f"{contract.normalisation.kind}, {contract.normalisation.when} dimensions are cut",
+            found,
+            expected,
+        ),
+        Verdict(field="truncation", says="of texts only", agrees=True, measured="images are resized, not truncated"),
+        _agreement(
+            "padding", "patches that are padding are masked", alone, found, note="each image alone, and in a batch"
+        ),
+        _shapes("output", found, expected),
+        _order("item order", ours, found, images),
+    ]
+
+
+def _agreement(
+    field: str, says: str, found: Vectors, expected: Vectors, *, also: bool = True, note: str = ""
+) -> Verdict:
+    cosines = _cosines(found, expected)
+    measured = f"lowest cosine {cosines.min():.7f}" + (f"; {note}" if note else "")
+    return Verdict(field=field, says=says, agrees=bool(cosines.min() >= _COSINE and also), measured=measured)
+
+
+def _cosines(found: Vectors, expected: Vectors) -> npt.NDArray[np.float64]:
+    if found.shape != expected.shape:
+        return np.zeros(1)
+    a, b = found.astype(np.float64), expected.astype(np.float64)
+    lengths = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+    return np.asarray((a * b).sum(axis=1) / np.maximum(lengths, 1e-12))
+
+
+def _norms(field: str, says: str, found: Vectors, expected: Vectors) -> Verdict:
+    ours, theirs = np.linalg.norm(found, axis=1), np.linalg.norm(expected, axis=1)
+    agrees = bool(ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-4))
+    measured = f"lengths {ours.min():.4f} to {ours.max():.4f}, theirs {theirs.min():.4f} to {theirs.max():.4f}"
+    return Verdict(field=field, says=says, agrees=agrees, measured=measured)
+
+
+def _shapes(field: str, found: Vectors, expected: Vectors) -> Verdict:
+    says = f"a vector of {found.shape[1]} numbers"
+    measured = f"theirs has {expected.shape[1]}"
+    return Verdict(field=field, says=says, agrees=found.shape == expected.shape, measured=measured)
+
+
+def _order(field: str, ours: Callable[[Any], Vectors], found: Vectors, items: Sequence[Any] = _TEXTS) -> Verdict:
+    turned = [*range(len(items))][::-1]
+    turned = list(itertools.chain(turned[1::2], turned[::2]))
+    again = ours([items[i] for i in turned])
+    cosines = _cosines(again, found[turned])
+    measured = f"in another order, lowest cosine of each with itself {cosines.min():.7f}"
+    return Verdict(field=field, says="that of the input", agrees=bool(cosines.min() >= _COSINE), measured=measured)
