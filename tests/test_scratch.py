@@ -79,13 +79,15 @@ def segments(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """Grows by the windows of each segment that is answered."""
     run_without_ray(monkeypatch)
     seen: list[list[int]] = []
-    honest = flow.GENERATE
+    honest = flow.ANSWERS["caption_videos"]
 
     def noting(context: Any, windows: Any) -> Any:
         seen.append([window.index for window in windows])
         return honest.receipts(context, windows)
 
-    monkeypatch.setattr(flow, "GENERATE", flow.Pass(name="generate", receipts=noting, finish=honest.finish))
+    monkeypatch.setitem(
+        flow.ANSWERS, "caption_videos", flow.Pass(name="generate", receipts=noting, finish=honest.finish)
+    )
     return seen
 
 
@@ -163,7 +165,7 @@ def test_killed_while_answering_it_keeps_what_is_not_answered(
     config = configured(corpus, tmp_path, retention="segment", max_bytes=4 * MAX_BYTES).model_copy(
         update={"limit": num_items}
     )
-    honest = flow.GENERATE
+    honest = flow.ANSWERS["caption_videos"]
     commits: list[object] = []
     commit = encode.write_outcome
     monkeypatch.setattr(encode, "write_outcome", lambda *arguments: commits.append(commit(*arguments)))
@@ -173,8 +175,10 @@ def test_killed_while_answering_it_keeps_what_is_not_answered(
         raise Killed
 
     with monkeypatch.context() as killing:
-        killing.setattr(
-            flow, "GENERATE", flow.Pass(name="generate", receipts=killed_after_three_windows, finish=honest.finish)
+        killing.setitem(
+            flow.ANSWERS,
+            "caption_videos",
+            flow.Pass(name="generate", receipts=killed_after_three_windows, finish=honest.finish),
         )
         with pytest.raises(Killed):
             flow.run(config)
@@ -192,7 +196,7 @@ def test_killed_before_its_last_release_the_next_start_leaves_nothing(
 ) -> None:
     config = configured(corpus, tmp_path, retention="segment").model_copy(update={"limit": 4})
 
-    def killed(context: Any, windows: Any) -> None:
+    def killed(context: Any, windows: Any, answering: Any) -> None:
         if list((tmp_path / "output").glob("*/part-*")):
             raise Killed
 
@@ -285,19 +289,21 @@ def test_a_store_is_not_left_to_the_next_segment_while_it_is_read(
     """A deleted shard that is still mapped keeps its disk space, which no listing of the folder shows."""
     config = configured(corpus, tmp_path, retention="segment", max_bytes=MAX_BYTES).model_copy(update={"limit": 8})
     held: list[ShardReader] = []
-    honest = flow.GENERATE
+    honest = flow.ANSWERS["caption_videos"]
 
     def reading(context: Any, windows: Any) -> Any:
         [shard] = (tmp_path / "store" / "open").glob("2*")
         held.append(ShardReader(str(shard)))
         return honest.receipts(context, windows)
 
-    monkeypatch.setattr(flow, "GENERATE", flow.Pass(name="generate", receipts=reading, finish=honest.finish))
+    monkeypatch.setitem(
+        flow.ANSWERS, "caption_videos", flow.Pass(name="generate", receipts=reading, finish=honest.finish)
+    )
     monkeypatch.setattr(scratch, "ACTORS_END_SECONDS", 0.5)
     with pytest.raises(RuntimeError, match=r"shards are still written or read 0\.5 s after their pass"):
         flow.run(config)
     assert len(segments) == 1
-    monkeypatch.setattr(flow, "GENERATE", honest)
+    monkeypatch.setitem(flow.ANSWERS, "caption_videos", honest)
     monkeypatch.setattr(scratch, "ACTORS_END_SECONDS", 30)
     Timer(0.5, held.clear).start()
     started = time.monotonic()

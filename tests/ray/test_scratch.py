@@ -49,6 +49,7 @@ def answered(job: Job) -> set[str]:
     return {Path(name).name.removeprefix("generate-") for name in job.ledger("generate")}
 
 
+@pytest.mark.slow
 def test_killed_in_its_second_segment_it_stays_within_the_bound(
     make_job: Callable[..., Job],
     start: Callable[..., Driver],

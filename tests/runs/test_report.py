@@ -38,6 +38,7 @@ def report(tmp_path: Path, samples: list[dict[str, object]]) -> Page:
         quarantine={"rare": 1, EVIL: 4},
         environment={"python": "3.11", EVIL: [EVIL, "H200"], "torch": None},
         store_peak_bytes=None,
+        points={},
     )
     write_report(Folder(str(tmp_path)), summary, iter(samples))
     return Page((tmp_path / "report.html").read_text(encoding="utf-8"))
