@@ -35,6 +35,7 @@ from pipeline.sinks.versions import delete_everywhere, described, refuse_other
 _log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 10
 _OLDEST_EXTENSION = (0, 8)  # iterative scans: without them a filtered search by index finds less than there is
+_LEAST_CANDIDATES, _MOST_CANDIDATES = 100, 1_000  # that the graph of the index follows: not tuned; pgvector's limit
 _MOST_INDEXED_DIMENSIONS = 2_000  # of an HNSW index over `vector` (pgvector 0.8)
 _COLUMNS = {
     "id": "uuid",
@@ -344,7 +345,9 @@ class PgvectorSink:
             _register_vector(connection)
             values["vector"] = query_vector(vector, told["dimensions"])
             connection.execute("SET LOCAL hnsw.iterative_scan TO strict_order")
-            connection.execute(f"SET LOCAL hnsw.ef_search TO {min(1_000, max(40, limit))}")
+            connection.execute(
+                f"SET LOCAL hnsw.ef_search TO {min(_MOST_CANDIDATES, max(_LEAST_CANDIDATES, 2 * limit))}"
+            )
             rows = self._execute(connection, query, values, told["physical"]).fetchall()
         return [
             Hit(score=float(score), id=str(id_), **dict(zip(HIT_COLUMNS[1:], rest, strict=True)))
