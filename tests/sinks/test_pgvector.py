@@ -131,20 +131,29 @@ def test_a_column_more_is_refused(section: PgvectorSection, connection: Any) -> 
         sink.prepare(collection)
 
 
-def test_who_may_only_read_is_refused(
-    section: PgvectorSection, connection: Any, postgres: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("missing", ["SELECT", "INSERT", "UPDATE", "DELETE"])
+def test_who_may_not_write_is_refused(
+    missing: str, section: PgvectorSection, connection: Any, postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collection = make_collection()
     PgvectorSink(section).prepare(collection)
     role = section.schema_name.lower()
     schema, table = section.schema_name, collection.physical
     connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
-    for grant in ("USAGE ON SCHEMA {schema}", "SELECT, INSERT ON {table}"):
+    allowed = ", ".join({"SELECT", "INSERT", "UPDATE", "DELETE"} - {missing})
+    for grant in ("USAGE ON SCHEMA {schema}", f"{allowed} ON {{table}}"):
         names = {"schema": sql.Identifier(schema), "table": sql.Identifier(schema, table), "role": sql.Identifier(role)}
         connection.execute(sql.SQL(f"GRANT {grant} TO {{role}}").format(**names))
     monkeypatch.setenv(section.dsn_env, make_conninfo(postgres, user=role))
     with pytest.raises(ConfigError, match="may not select, insert, update and delete in documents__01234567"):
         PgvectorSink(section).prepare(collection)
+
+
+def test_a_server_that_only_reads_is_refused(
+    section: PgvectorSection, postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collection = make_collection()
+    PgvectorSink(section).prepare(collection)
     monkeypatch.setenv(section.dsn_env, make_conninfo(postgres, options="-c default_transaction_read_only=on"))
     with pytest.raises(ConfigError, match="read-only transaction"):
         PgvectorSink(section).prepare(collection)

@@ -106,7 +106,7 @@ def test_a_folder_that_is_open_elsewhere_is_waited_for(make_section: Callable[..
     sink, collection = QdrantSink(section), make_collection()
     sink.prepare(collection)
     other = qdrant_client.QdrantClient(path=section.path)
-    threading.Timer(0.05, other.close).start()
+    threading.Timer(0.15, other.close).start()
     sink.write(collection, documents(1))
     assert sink.count(collection) == 2
 
