@@ -258,6 +258,7 @@ class QdrantSink:
 def _client() -> Any:
     try:
         import qdrant_client
+        import qdrant_client.models
     except ImportError as error:
         raise ConfigError(f"sinks.qdrant needs its client ({error}): pip install 'headrace[qdrant]'") from error
     return qdrant_client

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import qdrant_client
+import qdrant_client.models
 from sample_points import documents, make_collection
 
 from pipeline.config import QdrantSection
