@@ -30,7 +30,7 @@ from pipeline.sinks.contract import (
     points_schema,
 )
 from pipeline.sinks.points import batches, by_tenant, conform, item_batches, query_vector
-from pipeline.sinks.versions import delete_everywhere, described, refuse_other
+from pipeline.sinks.versions import check_name, delete_everywhere, described, refuse_other
 
 _POINTERS = "headrace_collections"
 _POINTERS_SCHEMA = pa.schema([("name", pa.string()), ("physical", pa.string()), ("described", pa.string())])
@@ -58,6 +58,7 @@ class LanceDBSink:
         return type(self), (self._section,)
 
     def prepare(self, collection: Collection) -> None:
+        check_name(collection, self._section.collection)
         self._try(partial(self._prepare, collection))
 
     def write(self, collection: Collection, points: pa.Table) -> Acknowledged:
