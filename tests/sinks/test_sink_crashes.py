@@ -105,6 +105,6 @@ def test_writers_of_the_same_points(store: str, make_section: Callable[..., Any]
     section = make_section(store)
     sink, collection = open_sink(section), make_collection()
     sink.prepare(collection)
-    ranges = [(0, 60), (30, 90), (0, 60), (0, 60)]
+    ranges = [(0, 40), (20, 60), (0, 40), (0, 40)]
     finish(start("upsert", section, *(ranges if store == "lancedb" else ranges[:2])))
-    assert item_of_each_point(sink, collection).keys() == set(documents(90, PARTS)["id"].to_pylist())
+    assert item_of_each_point(sink, collection).keys() == set(documents(60, PARTS)["id"].to_pylist())
