@@ -2,20 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 
-from jobs.running import run_config
-
-
-def main() -> int:
-    """Parse the arguments and run; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--config", required=True, help="a YAML file: one complete run")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="replace one value: a.b=c")
-    arguments = parser.parse_args()
-    return run_config(arguments.config, arguments.set)
-
+from jobs.entry import main
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main("caption_videos", __doc__))

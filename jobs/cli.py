@@ -29,6 +29,25 @@ def run(config: Annotated[str, typer.Argument(help="A YAML file: one complete ru
 
 
 @app.command()
+def search(
+    run: Annotated[str, typer.Argument(help="The folder of a run, or an output folder: its last run.")],
+    query: Annotated[str, typer.Argument(help="What to look for, in words.")],
+    limit: Annotated[int, typer.Option(min=1, help="How many to show.")] = 10,
+    tenant: Annotated[str, typer.Option(help="Whose items.")] = "",
+    page: Annotated[str | None, typer.Option(metavar="FILE", help="Where to write the page with pictures.")] = None,
+) -> None:
+    """Find items of a run that embedded them: printed here, and as a page with pictures."""
+    try:
+        # Not at the top: help is printed without waiting for torch.
+        from jobs.search import run_search
+
+        run_search(run, query, limit=limit, tenant=tenant, page=page)
+    except HeadraceError as error:
+        typer.echo(f"headrace: {error}", err=True)
+        raise typer.Exit(error.exit_code) from error
+
+
+@app.command()
 def limits(
     config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None
 ) -> None:

@@ -7,13 +7,18 @@ import sys
 import types
 
 from pipeline.config import load_config
-from pipeline.errors import HeadraceError, InterruptedRunError
+from pipeline.errors import ConfigError, HeadraceError, InterruptedRunError
 
 
-def run_config(path: str, settings: list[str]) -> int:
-    """Run the configuration at `path`; prints where the results are, or what went wrong. Returns the exit code."""
+def run_config(path: str, settings: list[str], *, job: str | None = None) -> int:
+    """Run the configuration at `path`; prints where the results are, or what went wrong. Returns the exit code.
+
+    With `job` a configuration of another job is refused.
+    """
     try:
         config = load_config(path, settings)
+        if job not in (None, config.job):
+            raise ConfigError(f"{path}: is of the job {config.job!r}, not {job!r}; start jobs.{config.job}")
         # Not at the top: a refused configuration is said without waiting for torch and Ray.
         from pipeline.flow import run
 

@@ -36,10 +36,15 @@ class BudgetSection(Section):
 
 
 class DemoMedia(Section):
-    """Media to draw at `input` when nothing is there yet."""
+    """Media to draw at `input` when nothing is there yet: for jobs that index documents PDFs, for others a manifest.
+
+    `captions` adds to the manifest as many texts that say what the first images and videos show.
+    """
 
     images: Annotated[int, Field(ge=0)] = 36
     videos: Annotated[int, Field(ge=0)] = 24
+    captions: Annotated[int, Field(ge=0)] = 0
+    documents: Annotated[int, Field(ge=0)] = 12
     seed: int = 7
 
 
@@ -51,6 +56,11 @@ class Sampling(Section):
     num_frames: Positive = 8
     min_frames: Positive = 4
     max_frames: Positive = 64
+
+    @property
+    def most_frames(self) -> int:
+        """Of one video."""
+        return self.max_frames if self.policy == "fps" else self.num_frames
 
     @model_validator(mode="after")
     def _ordered(self) -> Sampling:
@@ -65,6 +75,12 @@ class Decode(Section):
     resize: Literal["reference"] = "reference"
     max_inline_bytes: Positive = 256 * 1024
     io_threads: Positive = 8
+
+
+class Document(Section):
+    """Pages of PDFs: dots an inch of the picture of a page, which is then made to fit the model."""
+
+    dpi: Annotated[float, Field(gt=0)] = 144.0
 
 
 class Encode(Section):
@@ -92,6 +108,57 @@ class Generate(Section):
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention: str | None = None
+
+
+class Pooling(Section):
+    """A pooling contract where it differs from what the model itself says, or the model says nothing.
+
+    Its fields are those of `pipeline.pooling.contract`, whole or in part.
+    """
+
+    method: Literal["mean", "cls", "last_token", "none"] | None = None
+    normalisation: dict[str, str] | None = None
+    truncation: dict[str, str | int] | None = None
+    padding: dict[str, str | bool] | None = None
+    output: dict[str, str | int] | None = None
+    item_order: Literal["input"] = "input"
+
+    def contract(self) -> dict[str, Any]:
+        """The fields that are given."""
+        return self.model_dump(exclude_none=True, exclude={"video", "item_order"})
+
+
+class MediaPooling(Pooling):
+    """The contract of `model`; `video` is how a video's vector is made of its frames'."""
+
+    video: Literal["mean", "rising"] = "mean"
+
+
+class Text(Section):
+    """Texts to vectors or scores. `model` None: the job's own model embeds texts.
+
+    `prompt_name` is the model's prompt before texts, `query_prompt_name` before what is searched for. Documents are cut
+    into chunks of `chunk_tokens`, None: as many as the model takes.
+    """
+
+    model: str | None = None
+    pooling: Pooling = Pooling()
+    prompt_name: str | None = None
+    query_prompt_name: str | None = None
+    chunk_tokens: Positive | None = None
+    chunk_overlap_tokens: Annotated[int, Field(ge=0)] = 16
+    max_batch_items: Positive = 64
+    max_batch_tokens: Positive = 16_384
+    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    attention: str | None = None
+
+
+class Rank(Section):
+    """Reranking. A request with more documents is quarantined, or only its first are scored."""
+
+    max_documents: Positive = 1_000
+    above: Literal["quarantine", "truncate"] = "quarantine"
 
 
 class Store(Section):
@@ -205,6 +272,7 @@ class RayOptions(Section):
     decode_workers: Positive | None = None
     encode_workers: Positive | None = None
     generate_workers: Positive | None = None
+    pool_workers: Positive | None = None
     wait_seconds: Annotated[float, Field(ge=0)] = 300.0
     window_items: Positive = 4096
     first_window_items: Positive = 512
@@ -214,7 +282,7 @@ class RayOptions(Section):
 class Config(Section):
     """A complete run. See `configs/` for examples; `headrace run FILE --set a.b=c` reaches every field."""
 
-    job: Literal["caption_videos"]
+    job: Literal["caption_videos", "embed_backfill", "index_documents", "rerank"]
     input: str
     output: str = "output"
     run_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
@@ -226,8 +294,12 @@ class Config(Section):
     demo_media: DemoMedia | None = None
     sampling: Sampling = Sampling()
     decode: Decode = Decode()
+    document: Document = Document()
     encode: Encode = Encode()
     generate: Generate = Generate()
+    pooling: MediaPooling = MediaPooling()
+    text: Text = Text()
+    rank: Rank = Rank()
     store: Store = Store()
     sinks: Sinks = Sinks()
     ray: RayOptions = RayOptions()
@@ -247,6 +319,15 @@ class Config(Section):
         except ConfigError as error:
             raise ValueError(str(error)) from error
         return value
+
+    @property
+    def text_model(self) -> str:
+        """What embeds texts."""
+        return self.text.model or self.model
+
+    def text_pooling(self) -> dict[str, Any]:
+        """The contract's fields that are given for texts."""
+        return (self.text.pooling if self.text.model is not None else self.pooling).contract()
 
     def limits(self) -> Budget:
         """The admission budget in force."""

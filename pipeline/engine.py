@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import logging
 import math
 import os
@@ -11,6 +12,7 @@ import pkgutil
 import signal
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -236,6 +238,7 @@ def _can_scale() -> bool:
 @contextlib.contextmanager
 def quiet_ray_data() -> Iterator[None]:
     """Hold back Ray Data's own log lines, which would interleave with ours, while the block runs."""
+    importlib.import_module("ray.data")  # now, for it sets the level when it is imported
     log = logging.getLogger("ray.data")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -372,14 +375,22 @@ def end_actors() -> None:
 
 
 class Background:
-    """Small tasks beside a pass (publishing windows), collected as they end."""
+    """Small tasks beside a pass (publishing windows), at most `limit` at a time, collected as they end."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int | None = None) -> None:
+        self._limit = limit
+        self._waiting: deque[tuple[Any, tuple[Any, ...]]] = deque()
         self._pending: list[Any] = []
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> None:
         """Run `function(*arguments)` in a task of the cluster."""
-        self._pending.append(ray.remote(num_cpus=0)(function).remote(*arguments))
+        self._waiting.append((ray.remote(num_cpus=0)(function), arguments))
+        self._start()
+
+    def _start(self) -> None:
+        while self._waiting and (self._limit is None or len(self._pending) < self._limit):
+            function, arguments = self._waiting.popleft()
+            self._pending.append(function.remote(*arguments))
 
     def ended(self, *, wait: bool = False) -> Iterator[Any]:
         """Results of those that have ended; of all of them with `wait`. Raises what a task raised."""
@@ -387,6 +398,7 @@ class Background:
             done, self._pending = ray.wait(self._pending, num_returns=1, timeout=None if wait else 0)
             if not done:
                 return
+            self._start()
             with _own_errors():
                 yield ray.get(done[0])
 

@@ -2,6 +2,7 @@
 
 manifest → probe → admit → plan → decode → encode → persist       encode pass: media → features
 requests → prompt → plan → fetch features → generate → restore → write   generate pass: features → text
+requests → tokenize → plan → embed or score → restore → write            pool pass: → vectors, scores
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pipeline import engine
-from pipeline.config import Config
+from pipeline.config import Config, DemoMedia
+from pipeline.demo.documents import make_demo_documents
 from pipeline.demo.media import make_demo_media
 from pipeline.errors import ConfigError, QuarantineLimitError
 from pipeline.planning.windows import Window, plan_windows, segments
@@ -29,6 +31,7 @@ from pipeline.runs.run import Run, start_run
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
 from pipeline.schema import Receipt
 from pipeline.scratch import ACTORS_END_SECONDS, open_store, release, segments_that_fit, with_small_shards
+from pipeline.sinks.delivery import deliver
 from pipeline.sinks.parquet import part_name
 from pipeline.stages import memory
 from pipeline.stages.context import StageContext
@@ -37,7 +40,11 @@ from pipeline.stages.encode_finish import finish_encode_window, forget_encode_wi
 from pipeline.stages.encode_plan import PlanEncodeWindow, planned_windows
 from pipeline.stages.generate_finish import finish_generate_window
 from pipeline.stages.outcomes import encode_batch_receipts, remove_outcome
+from pipeline.stages.pool_finish import finish_pool_window
+from pipeline.stages.pool_plan import PlanTextWindow
 from pipeline.stages.prompt import PlanPromptWindow
+from pipeline.stages.rank_finish import finish_rank_window
+from pipeline.stages.rank_plan import PlanPairsWindow
 from pipeline.storage import Folder
 
 _REPORT_ITEMS = 50
@@ -89,6 +96,33 @@ def generate_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[
     return engine.receipts(generated)
 
 
+def pool_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
+    """Texts → vectors. Media have theirs in the store already."""
+    return _text_pass(context, windows, PlanTextWindow(context), "pipeline.stages.embed_texts:EmbedTexts")
+
+
+def rank_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
+    """Queries and documents → scores."""
+    return _text_pass(context, windows, PlanPairsWindow(context), "pipeline.stages.score_pairs:ScorePairs")
+
+
+def _text_pass(
+    context: StageContext, windows: Sequence[Window], plan: Callable[[Any], Iterator[Any]], stage: str
+) -> Iterator[Receipt]:
+    config = context.config
+    workers = engine.preflight(
+        config.text.device,
+        config.ray.pool_workers,
+        config.ray,
+        memory=engine.Memory(window_task=memory.prompt_bytes(), actor=memory.pool_bytes(context)),
+    )
+    rows = engine.windows_dataset(windows)
+    planned = engine.map_windows(
+        rows, plan, batches_per_block=engine.PROMPT_BATCHES_PER_BLOCK, memory_bytes=workers.memory.window_task
+    )
+    return engine.receipts(engine.map_actors(planned, stage, {"context": context}, workers))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Pass:
     """A pass over a segment's windows, and the task that publishes a window when its receipts are in."""
@@ -100,6 +134,10 @@ class Pass:
 
 ENCODE = Pass(name="encode", receipts=encode_pass, finish=finish_encode_window)
 GENERATE = Pass(name="generate", receipts=generate_pass, finish=finish_generate_window)
+POOL = Pass(name="pool", receipts=pool_pass, finish=finish_pool_window)
+RANK = Pass(name="pool", receipts=rank_pass, finish=finish_rank_window)
+# The pass that writes an item's row, by job; the encode pass comes before it where there are media to encode.
+ANSWERS: dict[str, Pass] = {"caption_videos": GENERATE, "embed_backfill": POOL, "index_documents": POOL, "rerank": RANK}
 
 
 def run(config: Config) -> dict[str, Any]:
@@ -134,10 +172,17 @@ def _driver(config: Config) -> Iterator[_Driver]:
     """The run of `config`, held while the block runs, and Ray."""
     started = time.perf_counter()
     if config.demo_media is not None:
-        make_demo_media(config.input, **config.demo_media.model_dump())
+        _draw_demo(config.job, config.input, config.demo_media)
     config = config.anchored()
     with start_run(config) as current, engine.ray_session(config.ray) as ray_seconds, engine.quiet_ray_data():
         yield _Driver(config, current, started, ray_seconds)
+
+
+def _draw_demo(job: str, input: str, drawn: DemoMedia) -> None:
+    if job == "index_documents":
+        make_demo_documents(input.rstrip("/").rpartition("/")[0], documents=drawn.documents, seed=drawn.seed)
+    else:
+        make_demo_media(input, **drawn.model_dump(exclude={"documents"}))
 
 
 class _Driver:
@@ -153,7 +198,8 @@ class _Driver:
         self.items: dict[str, dict[str, int]] = {"counts": {}, "quarantine": {}}
         self.several_nodes = engine.num_nodes() > 1
         self.store_peak_bytes: int | None = None
-        self.seconds = {"encode_pass": 0.0, "generate_pass": 0.0, "ray_startup": ray_seconds}
+        self.answering = ANSWERS[config.job]
+        self.seconds = {"encode_pass": 0.0, f"{self.answering.name}_pass": 0.0, "ray_startup": ray_seconds}
         self.windows = plan_windows(
             current.manifest.num_items,
             first_items=config.ray.first_window_items,
@@ -163,15 +209,38 @@ class _Driver:
     def answer(self) -> dict[str, Any]:
         """Both passes, segment by segment; returns the summary."""
         context = self._context()
-        answered = self._restore("generate")
+        self._prepare_sinks(context)
+        answered = self._restore(self.answering.name)
+        self._deliver_missing(context, answered)
         self._release(context)
         encoded = self._still_encoded(context, needless=answered)
         for segment in self._segments(context, [window for window in self.windows if window.index not in answered]):
-            self._pass(ENCODE, context, [window for window in segment if window.index not in encoded])
+            if context.checked.verdicts:
+                self._pass(ENCODE, context, [window for window in segment if window.index not in encoded])
             self.store_peak_bytes = max(self.store_peak_bytes or 0, self.store.num_bytes())
-            self._pass(GENERATE, context, segment)
+            self._pass(self.answering, context, segment)
             self._release(context)
         return self._finish(context)
+
+    def _prepare_sinks(self, context: StageContext) -> None:
+        """Sinks that refuse these vectors, or cannot be reached, do so before any work."""
+        if context.deliveries:
+            engine.run_task("pipeline.sinks.delivery:prepare", context.deliveries)
+
+    def _deliver_missing(self, context: StageContext, answered: Iterable[int]) -> None:
+        """Windows that are done, to sinks that the configuration did not have then."""
+        known = [set(self.ledger.windows(delivery.ledger_name)) for delivery in context.deliveries]
+        delivering = self._background()
+        for window in answered:
+            if any(window not in windows for windows in known):
+                delivering.submit(_deliver, context, window)
+        for _ in delivering.ended(wait=True):
+            self.run.lock.check()
+
+    def _background(self) -> engine.Background:
+        # A folder of Qdrant's is opened by one process at a time.
+        qdrant = self.config.sinks.qdrant
+        return engine.Background(limit=1 if qdrant is not None and qdrant.path is not None else None)
 
     def _segments(self, context: StageContext, windows: list[Window]) -> Iterator[list[Window]]:
         """Runs of windows that are encoded, generated, written and released together."""
@@ -255,7 +324,7 @@ class _Driver:
             return
         started = time.perf_counter()
         by_index = {window.index: window for window in windows}
-        finishing = engine.Background()
+        finishing = self._background()
         ready = DurableWindows(self.store.is_sealed)
 
         def publish(durable: list[int]) -> None:
@@ -312,6 +381,9 @@ class _Driver:
         self._seal_leftovers(context)
         if self.config.store.retention == "keep":
             self._seal(context, self._written_shards())
+        points = {}
+        for delivery in context.deliveries:
+            points.update(engine.run_task("pipeline.sinks.delivery:finish", delivery))
         folder.remove("_work")
         summary = build_summary(
             run_id=self.run.run_id,
@@ -323,6 +395,7 @@ class _Driver:
             quarantine=self.items["quarantine"],
             environment={**describe_environment(engine.accelerators()), "threads_per_worker": 1},
             store_peak_bytes=self.store_peak_bytes,
+            points=points,
         )
         write_report(folder, summary, _samples(folder))
         write_summary(folder, summary)
@@ -332,8 +405,20 @@ class _Driver:
 def _publish(each: Pass, context: StageContext, window: Window, totals: Totals) -> dict[str, Any]:
     """In a task: publish a finished window, then say so in the ledger."""
     items = each.finish(context, window)
+    if each.name == "pool":
+        _deliver(context, window.index)
     Ledger(context.folder).record(each.name, window.index, {**totals.to_entry(), "items": items})
     return items
+
+
+def _deliver(context: StageContext, window: int) -> None:
+    """The part of a window to every sink that has not acknowledged it yet."""
+    ledger = Ledger(context.folder)
+    for delivery in context.deliveries:
+        if window not in ledger.windows(delivery.ledger_name):
+            with context.folder.open(part_name(window)) as file:
+                deliver(delivery, pq.read_table(file))
+            ledger.record(delivery.ledger_name, window, {})
 
 
 def _recover(config: Config, spared: set[str]) -> None:

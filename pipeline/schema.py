@@ -9,16 +9,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-Modality = Literal["image", "video"]
+Modality = Literal["image", "video", "page"]
 Status = Literal["ok", "quarantined", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaItem:
-    """One image or video: a URI, or inline bytes.
+    """One image, video or page of a PDF document: a URI, or inline bytes.
 
     `modality` is None when neither the manifest nor the file name says; the probe then decides by content.
     `version` (an object version or any caller-given token) and `sha256` identify the content without a fetch.
+    `page` counts from 0 and is of modality "page" only; without it, such an item is a document not yet taken apart.
     """
 
     uri: str | None = None
@@ -26,23 +27,27 @@ class MediaItem:
     modality: Modality | None = None
     version: str | None = None
     sha256: str | None = None
+    page: int | None = None
 
     def __post_init__(self) -> None:
         if (self.uri is None) == (self.data is None):
             raise ValueError(f"a media item has either a uri or inline data, got {self.uri = }")
+        if self.page is not None and (self.page < 0 or self.modality != "page"):
+            raise ValueError(f"pages count from 0 and are of modality page, got {self.page = } of {self.modality = }")
 
     @property
     def name(self) -> str:
-        """What to call the item in messages."""
-        return self.uri if self.uri is not None else f"<{len(self.data or b'')} inline bytes>"
+        """What to call the item in messages; pages are counted from 1, as readers and PDF viewers do."""
+        file = self.uri if self.uri is not None else f"<{len(self.data or b'')} inline bytes>"
+        return file if self.page is None else f"{file}#page={self.page + 1}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One manifest row: what a caller wants to be asked about zero or more media items.
+    """One manifest row: what a caller wants to be asked about zero or more media items, embedded or ranked.
 
     `prompt` or `messages` (chat form; content parts of type "image"/"video" take `media` in order) override the
-    job's own prompt.
+    job's own prompt. `text` is what is embedded where there is no media; `query` and `documents` are ranked.
     """
 
     item_index: int
@@ -51,13 +56,17 @@ class Request:
     prompt: str | None = None
     messages: tuple[dict[str, Any], ...] | None = None
     tenant: str = ""
+    text: str | None = None
+    query: str | None = None
+    documents: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
     """Facts from a media header, before decode. `width` and `height` are as presented (rotation applied).
 
-    Images: `num_frames` 1, `duration_seconds` and `rate_fps` 0. Videos: `duration_seconds` is first presented frame to
+    Images and pages: `num_frames` 1, `duration_seconds` and `rate_fps` 0; a page's size is in pixels at the resolution
+    that it was probed for. Videos: `duration_seconds` is first presented frame to
     end of the last, `rate_fps` the average rate, `num_frames` an estimate that may be wrong (edit lists, WebM, TS).
     """
 
@@ -127,6 +136,7 @@ class Geometry:
     """Where an item's features lie: `grid` is (t, h, w) in patches before merging, sizes are (height, width).
 
     `timestamps` are the times of the frames shown, `duration_seconds` that of the whole item: models are told of them.
+    `cropped_size` is the middle of `resized_size` that a model sees, where its processor crops.
     """
 
     grid: tuple[int, int, int]
@@ -136,6 +146,12 @@ class Geometry:
     resized_size: tuple[int, int]
     timestamps: tuple[float, ...] = ()
     duration_seconds: float = 0.0
+    cropped_size: tuple[int, int] | None = None
+
+    @property
+    def shown_size(self) -> tuple[int, int]:
+        """(height, width) of the frames that the model is handed."""
+        return self.cropped_size or self.resized_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -167,6 +183,24 @@ class RecordSize:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class VectorSpace:
+    """Where vectors of one model and contract lie: only those of one `digest` compare. `contract` is as JSON has it."""
+
+    model: str
+    dimensions: int
+    contract: dict[str, Any]
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VectorSpaces:
+    """Those of a job: of media, and of texts; equal where one model has both. None: there are no such vectors."""
+
+    media: VectorSpace | None
+    text: VectorSpace | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ItemFailure:
     """The wire form of `errors.ItemError`: why an item is in quarantine."""
 
@@ -182,7 +216,7 @@ class Receipt:
     `counts` and `seconds` are additive: every number of the run's summary is a sum over receipts.
     """
 
-    stage: Literal["plan", "encode", "prompt", "generate"]
+    stage: Literal["plan", "encode", "prompt", "generate", "tokenize", "pool"]
     window: int
     batch: int
     digest: str

@@ -13,12 +13,16 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for top in ("pipeline", "jobs")
 
 # Library → where it may be imported. Everything else is to stay testable, and quick to start, without it.
 _NETWORKS = ("pipeline/models/", "pipeline/language/", "pipeline/pooling/")
+_COMPUTING = ("encode", "generate", "embed_texts", "score_pairs")
 HOMES: dict[str, tuple[str, ...]] = {
     "ray": ("pipeline/engine.py", "pipeline/flow.py", "pipeline/api.py", "jobs/"),  # api: it takes and returns datasets
     "lmdb": ("pipeline/features/shard.py",),
     "av": ("pipeline/media/", "pipeline/demo/"),
     "PIL": ("pipeline/media/", "pipeline/demo/"),
-    "torch": (*_NETWORKS, "pipeline/stages/encode.py", "pipeline/stages/generate.py"),
+    "pypdf": ("tests/",),  # what documents are compared with
+    "pypdfium2": ("pipeline/media/",),
+    "reportlab": ("pipeline/demo/",),
+    "torch": (*_NETWORKS, *(f"pipeline/stages/{name}.py" for name in _COMPUTING)),
     "torchvision": _NETWORKS,
     "transformers": _NETWORKS,
     "lancedb": ("pipeline/sinks/lancedb.py",),
@@ -42,6 +46,7 @@ PURE = (
     "pipeline/planning/image_size.py",
     "pipeline/pooling/contract.py",
     "pipeline/pooling/rank.py",
+    "pipeline/pooling/frames.py",
 )
 # Besides those, Arrow's tables: what stands between the jobs and any vector store.
 WITH_ARROW = ("pipeline/sinks/contract.py",)
@@ -160,6 +165,7 @@ def test_jobs_run_the_flow() -> None:
         ("pipeline/runs/report.py", "from PIL import Image"),
         ("pipeline/stages/decode.py", "import torch"),
         ("pipeline/media/resize.py", "import torch"),
+        ("pipeline/runs/pages.py", "from pypdfium2 import PdfDocument"),
         ("pipeline/media/resize.py", "from torchvision.transforms import v2"),
         ("pipeline/engine.py", "import transformers"),
         ("pipeline/models/text.py", "from sentence_transformers import SentenceTransformer"),

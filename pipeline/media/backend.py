@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import av
 import PIL
+from pypdfium2.version import PDFIUM_INFO
 
 
 def _libav() -> str:
@@ -12,3 +13,4 @@ def _libav() -> str:
 
 
 DECODE_BACKEND: str = f"pyav-{av.__version__},{_libav()},pillow-{PIL.__version__}"
+PAGE_BACKEND: str = f"pdfium-{PDFIUM_INFO.build}"

@@ -12,7 +12,7 @@ from PIL.Image import Image
 
 from pipeline.errors import ItemError
 from pipeline.media.pillow import PILLOW_ERRORS, open_image, presented_transpose
-from pipeline.media.resize import resize_frames
+from pipeline.media.resize import Resample, resize_frames
 from pipeline.media.sniff import identify
 from pipeline.schema import Frames
 
@@ -20,7 +20,7 @@ _WHITE = (255, 255, 255, 255)
 _TRUNCATION_WORDS = ("truncat", "unexpected end", "premature")
 
 
-def decode_image(data: bytes | BinaryIO, size: tuple[int, int] | None) -> Frames:
+def decode_image(data: bytes | BinaryIO, size: tuple[int, int] | None, resample: Resample = "bicubic") -> Frames:
     """One frame, RGB, upright by EXIF, resized to `size` = (height, width) where given.
 
     Transparency is composited on white; 16-bit grey keeps its high byte's scale (value / 257); CMYK converts as Pillow
@@ -29,7 +29,7 @@ def decode_image(data: bytes | BinaryIO, size: tuple[int, int] | None) -> Frames
     """
     file = io.BytesIO(data) if isinstance(data, bytes) else data
     pixels = _upright_rgb(file)[np.newaxis]  # (1, H, W, 3)
-    return Frames(pixels=pixels if size is None else resize_frames(pixels, size), pts_seconds=(0.0,))
+    return Frames(pixels=pixels if size is None else resize_frames(pixels, size, resample), pts_seconds=(0.0,))
 
 
 def _upright_rgb(file: BinaryIO) -> npt.NDArray[np.uint8]:

@@ -10,17 +10,27 @@ from av.video.stream import VideoStream
 
 from pipeline.errors import ItemError
 from pipeline.media import streams
+from pipeline.media.document import DEFAULT_DPI, probe_page
 from pipeline.media.pillow import PILLOW_ERRORS, open_image, presented_size
 from pipeline.media.sniff import Signature, identify
 from pipeline.schema import Modality, Probe
 
 
-def probe_media(file: BinaryIO, *, num_bytes: int, declared: Modality | None, name: str) -> Probe:
-    """What the header of `file` says, by content alone.
+def probe_media(
+    file: BinaryIO,
+    *,
+    num_bytes: int,
+    declared: Modality | None,
+    name: str,
+    page: int | None = None,
+    dpi: float = DEFAULT_DPI,
+) -> Probe:
+    """What the header of `file` says, by content alone; of a PDF, what it says of `page` (from 0) drawn at `dpi`.
 
     `declared` is the modality that the manifest or the file name claims. Raises `ItemError` (stage `probe`):
-    `unknown_format`, `modality_mismatch`, `corrupt_header`, `no_video_stream`, `unsupported_codec`,
-    `zero_dimensions`. A file cut off behind its header passes here and fails in decode.
+    `unknown_format` (which a PDF without a page is, too), `modality_mismatch`, `corrupt_header`, `no_video_stream`,
+    `unsupported_codec`, `zero_dimensions`, and what `probe_page` raises. A file cut off behind its header passes here
+    and fails in decode.
     """
     signature = identify(file, stage="probe", name=name)
     if declared is not None and declared != signature.modality:
@@ -29,6 +39,10 @@ def probe_media(file: BinaryIO, *, num_bytes: int, declared: Modality | None, na
             "modality_mismatch",
             f"{name}: declared {declared}, the content is {signature.modality} ({signature.format})",
         )
+    if signature.modality == "page":
+        if page is None:
+            raise ItemError("probe", "unknown_format", f"{name}: a PDF is taken by its pages, and none is named")
+        return probe_page(file, page, num_bytes=num_bytes, dpi=dpi, name=name)
     probe = _probe_image if signature.modality == "image" else _probe_video
     facts = probe(file, signature, num_bytes, name)
     if facts.width <= 0 or facts.height <= 0:

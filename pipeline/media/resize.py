@@ -19,8 +19,6 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-RESIZE_BACKEND: str = f"torch-uint8-bicubic-antialias/{version('torch').split('+')[0]}"
-
 Resample = Literal["bicubic", "bilinear"]
 # What `torch.nn.functional.interpolate` calls with antialias; take (self, size, align_corners, scales_h, scales_w, out)
 # and return `out`.
@@ -42,6 +40,11 @@ _CALLS: dict[str, Sequence[Any]] = {
     "torch_list_push_back": (c_void_p, c_uint64),
     "torch_call_dispatcher": (c_char_p, c_char_p, POINTER(c_uint64), c_uint64),
 }
+
+
+def resize_backend(resample: Resample = "bicubic") -> str:
+    """What resizes, with its version: a term of every feature key."""
+    return f"torch-uint8-{resample}-antialias/{version('torch').split('+')[0]}"
 
 
 def resize_frames(

@@ -24,13 +24,13 @@ class SamplingPolicy(Protocol):
 
 
 def sample_plan(probe: Probe, sampling: SamplingPolicy) -> SamplePlan:
-    """The times to show, in seconds from the first frame; one at 0 for an image.
+    """The times to show, in seconds from the first frame; one at 0 for an image or a page.
 
     `fps`: k / fps for every k with k / fps < duration, held between `min_frames` and `max_frames` by taking that many
     uniform ones instead. `uniform`: `num_frames` from the first frame to the last, both included. Neither passes the
     last frame's time, nor takes more frames than the header promises (600 frames at 30 fps: 1 fps takes 20).
     """
-    if probe.modality == "image":
+    if probe.modality != "video":
         return SamplePlan(pts_seconds=(0.0,))
     last = _last_pts_seconds(probe)
     most = probe.num_frames if probe.num_frames > 0 else math.inf

@@ -38,12 +38,13 @@ _MEDIA_PREFIXES = (
     (b"ID3", "mp3"),
     (b"fLaC", "flac"),
 )
+_PDF_MARK = b"%PDF-"
 _RIFF_FORMATS = {b"AVI ": "avi", b"WAVE": "wav"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signature:
-    """`format` is what opens the file: a Pillow format for images, a libav demuxer for everything else.
+    """`format` is what opens the file: a Pillow format for images, PDF for pages, a libav demuxer for everything else.
 
     A container of sound only counts as video here: whether it has pictures is known once it is open.
     """
@@ -58,7 +59,10 @@ def sniff(head: bytes) -> Signature | None:
     if image is not None:
         return Signature(modality="image", format=image)
     media = _media_format(head)
-    return None if media is None else Signature(modality="video", format=media)
+    if media is not None:
+        return Signature(modality="video", format=media)
+    # Readers of PDF take what stands before the mark for rubbish, so this comes last.
+    return Signature(modality="page", format="PDF") if _PDF_MARK in head else None
 
 
 def identify(file: BinaryIO, *, stage: str, name: str) -> Signature:
@@ -67,7 +71,7 @@ def identify(file: BinaryIO, *, stage: str, name: str) -> Signature:
     head = file.read(HEAD_BYTES)
     signature = sniff(head)
     if signature is None:
-        raise ItemError(stage, "unknown_format", f"{name}: no known image or video starts with {head[:16]!r}")
+        raise ItemError(stage, "unknown_format", f"{name}: no known image, video or document starts with {head[:16]!r}")
     return signature
 
 

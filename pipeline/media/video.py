@@ -21,7 +21,7 @@ from av.video.stream import VideoStream
 
 from pipeline.errors import ItemError
 from pipeline.media import streams
-from pipeline.media.resize import resize_frames
+from pipeline.media.resize import Resample, resize_frames
 from pipeline.media.sniff import identify
 from pipeline.media.streams import Orientation
 from pipeline.schema import Frames, SamplePlan
@@ -32,7 +32,9 @@ _TOLERANCE_SECONDS = 1e-6
 _CONTAINERS_WITHOUT_PTS = ("avi", "mpeg")
 
 
-def decode_video(file: BinaryIO, plan: SamplePlan, size: tuple[int, int] | None) -> Frames:
+def decode_video(
+    file: BinaryIO, plan: SamplePlan, size: tuple[int, int] | None, resample: Resample = "bicubic"
+) -> Frames:
     """The frames shown at the planned times, upright RGB, each resized to `size` = (height, width) as it comes.
 
     The frame shown at t is the last whose time since the first shown frame is <= t + 1 µs; times come from the
@@ -44,7 +46,7 @@ def decode_video(file: BinaryIO, plan: SamplePlan, size: tuple[int, int] | None)
     try:
         with streams.open_container(file, signature.format) as container:
             clip = _read_clip(container)
-            return _decode_clip(clip, plan, size)
+            return _decode_clip(clip, plan, size, resample)
     except av.FFmpegError as error:
         raise ItemError("decode", "corrupt", f"{signature.format}: {error}") from error
 
@@ -90,6 +92,7 @@ class _Canvas:
     shown_pts: list[int]
     orientation: Orientation
     reformatter: VideoReformatter
+    resample: Resample
 
     def put(self, answer: _Answer, position: int = 0) -> None:
         """Show a frame where it answers, counted from `position`."""
@@ -97,7 +100,7 @@ class _Canvas:
         upright = self.orientation.apply(rgb.astype(np.uint8, copy=False))[np.newaxis]  # (1, H, W, 3)
         height, width = self.pixels.shape[1:3]
         places = slice(position + answer.start, position + answer.stop)
-        self.pixels[places] = resize_frames(upright, (height, width))
+        self.pixels[places] = resize_frames(upright, (height, width), self.resample)
         self.shown_pts[places] = [answer.pts] * (answer.stop - answer.start)
 
 
@@ -132,13 +135,13 @@ def _read_packets(container: InputContainer, stream: VideoStream) -> list[Packet
     return packets
 
 
-def _decode_clip(clip: _Clip, plan: SamplePlan, size: tuple[int, int] | None) -> Frames:
+def _decode_clip(clip: _Clip, plan: SamplePlan, size: tuple[int, int] | None, resample: Resample) -> Frames:
     first = next(_frames_in_sequence(clip), None)
     if first is None:
         raise ItemError("decode", "corrupt", f"none of {len(clip.packets)} packets decodes to a frame")
     first_pts = first[0]
     wanted = [first_pts + math.floor((t + _TOLERANCE_SECONDS) / clip.seconds_per_tick) for t in plan.pts_seconds]
-    canvas = _new_canvas(clip, len(wanted), size or _presented_size(clip, first[1]))
+    canvas = _new_canvas(clip, len(wanted), size or _presented_size(clip, first[1]), resample)
     if not _decode_by_keyframe(clip, wanted, canvas):
         for answer in _answers(_frames_in_sequence(clip), wanted):
             canvas.put(answer)
@@ -152,12 +155,13 @@ def _presented_size(clip: _Clip, frame: VideoFrame) -> tuple[int, int]:
     return height, width
 
 
-def _new_canvas(clip: _Clip, num_frames: int, size: tuple[int, int]) -> _Canvas:
+def _new_canvas(clip: _Clip, num_frames: int, size: tuple[int, int], resample: Resample) -> _Canvas:
     return _Canvas(
         pixels=np.empty((num_frames, *size, 3), np.uint8),
         shown_pts=[0] * num_frames,
         orientation=clip.orientation,
         reformatter=VideoReformatter(),
+        resample=resample,
     )
 
 

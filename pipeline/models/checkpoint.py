@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,20 @@ from transformers.utils.hub import cached_file
 
 from pipeline.errors import ConfigError
 from pipeline.features.identity import canonical_json
+
+
+def checkpoint_name(path: str) -> str:
+    """16 hex digits that change when the files do: over the hub's commit, or names, sizes and times of a folder's."""
+    terms: Any = [path, None]
+    if os.path.isdir(path):
+        terms = [(str(f.relative_to(path)), f.stat().st_size, f.stat().st_mtime_ns) for f in _files(path)]
+    else:
+        terms[1] = getattr(AutoConfig.from_pretrained(path), "_commit_hash", None)
+    return hashlib.sha256(repr(terms).encode()).hexdigest()[:16]
+
+
+def _files(path: str) -> list[Path]:
+    return sorted(f for f in Path(path).rglob("*") if f.is_file())
 
 
 def checkpoint_file(path: str, filename: str, subfolder: str = "") -> str | None:

@@ -22,16 +22,16 @@ from pipeline.models.vision_language import resolve_device, resolve_model
 from pipeline.planning.image_size import (
     ExactSize,
     ImageGeometry,
+    ImageRule,
     MaxPatches,
     ResizeRule,
     ShortestEdge,
-    resized_size,
 )
 from pipeline.pooling.contract import Normalisation, Output, Padding, PoolingContract, Truncation
 from pipeline.pooling.pool import finish
 
 Tower = Literal["text", "image"]
-_WHOLE: dict[str, Any] = {"clip": CLIPModel, "siglip": SiglipModel, "siglip2": Siglip2Model}
+FAMILIES: dict[str, Any] = {"clip": CLIPModel, "siglip": SiglipModel, "siglip2": Siglip2Model}
 _PARTS: dict[Tower, tuple[str, ...]] = {
     "text": ("text_model", "text_projection"),
     "image": ("vision_model", "visual_projection"),
@@ -71,8 +71,8 @@ class DualEncoderFacts:
                 f"{where}: a dual encoder pools in its own way; only normalisation and output can be given"
             )
         config = load_config(model, path)
-        if config.model_type not in _WHOLE:
-            raise ConfigError(f"{where}: {config.model_type!r} is none of the families {', '.join(_WHOLE)}")
+        if config.model_type not in FAMILIES:
+            raise ConfigError(f"{where}: {config.model_type!r} is none of the families {', '.join(FAMILIES)}")
         tokenizer = load_tokenizer(model, path)
         try:
             image_processor: Any = AutoImageProcessor.from_pretrained(path)  # type: ignore[no-untyped-call]
@@ -126,10 +126,12 @@ class DualEncoderFacts:
 
     def image_geometry(self, height: int, width: int) -> ImageGeometry:
         """What an image of `height` x `width` pixels is resized and cropped to, and its patches."""
-        size = resized_size(self.resize, height, width)
-        rows, columns = shown = self.crop or size
-        patch = self.config.vision_config.patch_size
-        return ImageGeometry(resized_size=size, cropped_size=shown, grid=(rows // patch, columns // patch))
+        return self.image_rule.geometry(height, width)
+
+    @property
+    def image_rule(self) -> ImageRule:
+        """How images are sized."""
+        return ImageRule(resize=self.resize, crop=self.crop, patch_size=self.config.vision_config.patch_size)
 
     @cached_property
     def text_digest(self) -> str:
@@ -201,7 +203,7 @@ def _crop(processor: Any) -> tuple[int, int] | None:
 
 def _load_tower(facts: DualEncoderFacts, tower: Tower, **options: Any) -> Any:
     """The model with one tower: the other's modules are gone before any weight is read, as in `halves.py`."""
-    whole = _WHOLE[facts.config.model_type]
+    whole = FAMILIES[facts.config.model_type]
     others = [name for side, names in _PARTS.items() if side != tower for name in names]
 
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:

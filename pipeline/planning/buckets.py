@@ -29,12 +29,12 @@ class ShapedMedia:
     @property
     def shape(self) -> tuple[str, int, int, int]:
         """Modality, frames, height and width of the tensor the encoder will be handed."""
-        return (self.modality, self.num_frames, *self.geometry.resized_size)
+        return (self.modality, self.num_frames, *self.geometry.shown_size)
 
     @property
     def frame_bytes(self) -> int:
         """Bytes of its resized `uint8` frames."""
-        height, width = self.geometry.resized_size
+        height, width = self.geometry.shown_size
         return self.num_frames * height * width * 3
 
 

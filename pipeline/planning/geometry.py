@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 
 from pipeline.errors import ItemError
+from pipeline.planning.image_size import ImageRule
 from pipeline.schema import Geometry, Modality, Probe
 
 MAX_ASPECT_RATIO = 200
@@ -33,6 +34,13 @@ class PatchRule:
     def factor(self) -> int:
         """Pixels a side of one merged token."""
         return self.patch_size * self.merge_size
+
+    def most_pixels(self, num_frames: int) -> int:
+        """Of what the model is shown of an item with so many frames, at most."""
+        return self.max_pixels
+
+
+SizeRule = PatchRule | ImageRule
 
 
 def image_geometry(rule: PatchRule, height: int, width: int) -> Geometry:
@@ -61,10 +69,26 @@ def rule_geometry(rule: PatchRule, modality: Modality, num_frames: int, height: 
     return video_geometry(rule, num_frames, height, width)
 
 
-def probed_geometry(rule: PatchRule, probe: Probe, num_frames: int) -> Geometry:
-    """`rule_geometry` of an item that was probed, with its duration."""
-    geometry = rule_geometry(rule, probe.modality, num_frames, probe.height, probe.width)
+def probed_geometry(rule: SizeRule, probe: Probe, num_frames: int) -> Geometry:
+    """`rule_geometry` or `framewise_geometry` of an item that was probed, with its duration."""
+    if isinstance(rule, ImageRule):
+        geometry = framewise_geometry(rule, num_frames, probe.height, probe.width)
+    else:
+        geometry = rule_geometry(rule, probe.modality, num_frames, probe.height, probe.width)
     return replace(geometry, duration_seconds=probe.duration_seconds)
+
+
+def framewise_geometry(rule: ImageRule, num_frames: int, height: int, width: int) -> Geometry:
+    """Of an image, or of frames that are images each and make one vector each."""
+    shown = rule.geometry(height, width)
+    return Geometry(
+        grid=(num_frames, *shown.grid),
+        merge_size=1,
+        feature_length=num_frames,
+        original_size=(height, width),
+        resized_size=shown.resized_size,
+        cropped_size=None if shown.cropped_size == shown.resized_size else shown.cropped_size,
+    )
 
 
 def _max_video_pixels(rule: PatchRule, num_frames: int) -> int:

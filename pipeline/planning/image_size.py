@@ -38,6 +38,43 @@ ResizeRule = ExactSize | ShortestEdge | MaxPatches
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ImageRule:
+    """How a dual encoder's processor sizes an image: resized by a rule, then the middle of it, if it crops.
+
+    Frames of a video are images, each by itself.
+    """
+
+    resize: ResizeRule
+    crop: tuple[int, int] | None
+    patch_size: int
+
+    def geometry(self, height: int, width: int) -> ImageGeometry:
+        """What an image of `height` x `width` pixels is resized and cropped to, and its patches."""
+        size = resized_size(self.resize, height, width)
+        rows, columns = shown = self.crop or size
+        grid = (rows // self.patch_size, columns // self.patch_size)
+        return ImageGeometry(resized_size=size, cropped_size=shown, grid=grid)
+
+    @property
+    def temporal_patch_size(self) -> int:
+        """Frames that make one patch."""
+        return 1
+
+    def most_pixels(self, num_frames: int) -> int:
+        """Of what the model is shown of an item with so many frames, at most."""
+        match self.resize:
+            case _ if self.crop is not None:
+                pixels = math.prod(self.crop)
+            case ExactSize():
+                pixels = self.resize.height * self.resize.width
+            case MaxPatches():
+                pixels = self.resize.max_patches * self.resize.patch_size**2
+            case ShortestEdge():
+                raise ValueError(f"{self.resize} without a crop has no largest image")
+        return num_frames * pixels
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ImageGeometry:
     """Sizes are (height, width): resized to `resized_size`, then `cropped_size` of its centre is shown to the model.
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn.functional import normalize
 
@@ -64,17 +60,3 @@ def finish(vectors: torch.Tensor, contract: PoolingContract) -> torch.Tensor:
     if norm.kind == "l2" and norm.when == "after":
         vectors = normalize(vectors, dim=-1)
     return vectors
-
-
-def pool_frames(vectors: npt.NDArray[np.float32], num_frames: Sequence[int]) -> npt.NDArray[np.float32]:
-    """Frame vectors (N, D) of videos with `num_frames` frames each to video vectors (videos, D).
-
-    A video's vector is the mean of its frames' vectors, each brought to length 1 first, and is brought to length 1
-    itself: every frame counts the same, and videos compare with texts as images do.
-    """
-    if sum(num_frames) != len(vectors) or min(num_frames, default=1) < 1:
-        raise ValueError(f"{len(vectors)} frame vectors are not {list(num_frames)} frames of {len(num_frames)} videos")
-    unit = normalize(torch.from_numpy(vectors).float(), dim=-1)
-    means = [frames.mean(dim=0) for frames in torch.split(unit, list(num_frames))]
-    pooled = normalize(torch.stack(means), dim=-1) if means else unit
-    return np.asarray(pooled.numpy(), dtype=np.float32)

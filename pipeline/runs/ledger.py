@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from pipeline.runs.receipts import PassName
 from pipeline.storage import Folder
 
 _FOLDER = "_run/ledger"
@@ -15,12 +14,12 @@ _READ_THREADS = 16  # a resumed run of 10,000 windows waits for as many small ob
 
 
 class Ledger:
-    """A run's finished windows, by pass. Object stores cannot append to a file, so a line is a file of its own."""
+    """A run's finished windows, by pass and sink. Object stores cannot append to a file, so a line is a file."""
 
     def __init__(self, folder: Folder) -> None:
         self._folder = folder
 
-    def record(self, pass_name: PassName, window: int, entry: Mapping[str, Any]) -> None:
+    def record(self, pass_name: str, window: int, entry: Mapping[str, Any]) -> None:
         """Put down that a window is finished. `entry`: `Totals.to_entry()`, and what else JSON holds.
 
         A window's first line stands: recording it again changes nothing.
@@ -29,22 +28,22 @@ class Ledger:
         if not self._folder.exists(name):
             self._folder.write_json(name, dict(entry))
 
-    def forget(self, pass_name: PassName, window: int) -> None:
+    def forget(self, pass_name: str, window: int) -> None:
         """Take a line back: what it vouched for is gone."""
         self._folder.remove(_name(pass_name, window))
 
-    def finished(self, pass_name: PassName) -> dict[int, dict[str, Any]]:
+    def finished(self, pass_name: str) -> dict[int, dict[str, Any]]:
         """Window → entry, ascending."""
         windows = self.windows(pass_name)
         with ThreadPoolExecutor(_READ_THREADS) as pool:
             entries = pool.map(lambda window: self._folder.read_json(_name(pass_name, window)), windows)
             return dict(zip(windows, entries, strict=True))
 
-    def windows(self, pass_name: PassName) -> list[int]:
+    def windows(self, pass_name: str) -> list[int]:
         """The windows of `finished`, without their entries."""
         matches = (re.fullmatch(rf"{pass_name}-(\d+)\.json", name) for name in self._folder.list(_FOLDER))
         return sorted(int(match[1]) for match in matches if match)
 
 
-def _name(pass_name: PassName, window: int) -> str:
+def _name(pass_name: str, window: int) -> str:
     return f"{_FOLDER}/{pass_name}-{window:06d}.json"

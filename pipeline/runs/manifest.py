@@ -1,8 +1,9 @@
 """The listing of a run: read from a manifest file or a folder of media, checked, and frozen under the run.
 
 A manifest is `.parquet`, `.jsonl` / `.ndjson` or `.csv`. Columns: `id` (required), then media as `media` (a list of
-uris or of `{uri | data, modality, version, sha256}`) or as `uri`, `data`, `image(s)`, `video(s)`; optional `prompt` or
-`messages`, `tenant`, and for rows with one media item `modality`, `version`, `sha256`. Other columns are ignored.
+uris or of `{uri | data, modality, version, sha256, page}`) or as `uri`, `data`, `image(s)`, `video(s)`; optional
+`prompt` or `messages`, `tenant`, and for rows with one media item `modality`, `version`, `sha256`. Jobs that embed read
+`text`, jobs that rank `query` and `documents`. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ import re
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -35,6 +36,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, ManifestError
 from pipeline.retry import Result
+from pipeline.runs.pages import page_requests
 from pipeline.schema import MediaItem, Modality, Request
 from pipeline.storage import Folder, file_system, open_reading, reach
 
@@ -59,6 +61,7 @@ FROZEN_SCHEMA = pa.schema(
                         ("modality", pa.string()),
                         ("version", pa.string()),
                         ("sha256", pa.string()),
+                        ("page", pa.int32()),
                     ]
                 )
             ),
@@ -66,6 +69,9 @@ FROZEN_SCHEMA = pa.schema(
         ("prompt", pa.string()),
         ("messages", pa.string()),
         ("tenant", pa.string()),
+        ("text", pa.string()),
+        ("query", pa.string()),
+        ("documents", pa.list_(pa.string())),
     ]
 )
 
@@ -79,14 +85,16 @@ _URI_COLUMNS: dict[str, Modality | None] = {
 }
 _SINGLE_MEDIA_COLUMNS = ("modality", "version", "sha256")
 _MEDIA_COLUMNS = ("media", "data", *_URI_COLUMNS)
-_COLUMNS = ("id", *_MEDIA_COLUMNS, "prompt", "messages", "tenant", *_SINGLE_MEDIA_COLUMNS)
-_JSON_IN_CSV = ("media", "images", "videos")
+TEXT_COLUMNS = ("text", "query", "documents")
+_COLUMNS = ("id", *_MEDIA_COLUMNS, "prompt", "messages", "tenant", *_SINGLE_MEDIA_COLUMNS, *TEXT_COLUMNS)
+_JSON_IN_CSV = ("media", "images", "videos", "documents")
 _MODALITIES: tuple[str, ...] = get_args(Modality)
 _MODALITY_BY_SUFFIX: dict[str, Modality] = {
     **dict.fromkeys(IMAGE_SUFFIXES.split(), "image"),
     **dict.fromkeys(VIDEO_SUFFIXES.split(), "video"),
 }
 
+_MAX_PAGES = 2**31  # as the frozen listing holds them
 _ROWS_PER_READ = 1024
 _ROWS_PER_READ_INLINE = 32  # rows with inline bytes are megabytes each
 _ROW_GROUP_BYTES = 32 * 2**20  # inline bytes held before a row group is written; not tuned
@@ -96,14 +104,20 @@ _SPILL_RECORD = struct.Struct("<16sqq")
 _SPILL_DTYPE = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<i8"), ("item_index", "<i8")])
 
 
-def read_manifest(input: str, *, limit: int | None) -> Iterator[Request]:
-    """The rows of `input` in order, streamed; at most `limit`.
+def read_manifest(input: str, *, limit: int | None, texts: Sequence[str] = ()) -> Iterator[Request]:
+    """The rows of `input` in order, streamed; at most `limit`. `texts` are those of `TEXT_COLUMNS` that are read.
 
     `input` is a manifest file, or a folder, prefix or glob of media files (sorted by path, the relative path is the
     id; names that start with "." and manifest files are left out). Ids are not compared here: freezing does.
     Raises `ConfigError` at the call when `input` cannot be read from, `ManifestError` naming file, row and column.
     """
-    return (request for _, request in _numbered_requests(input, limit))
+    return _without_rows(_numbered_requests(input, limit, texts))
+
+
+def _without_rows(numbered: Generator[tuple[int, Request]]) -> Iterator[Request]:
+    with closing(numbered):
+        for _, request in numbered:
+            yield request
 
 
 def check_input(input: str) -> None:
@@ -113,21 +127,31 @@ def check_input(input: str) -> None:
         raise ManifestError(f"{input}: no such file or folder, or nothing in it")
 
 
-def freeze_manifest(input: str, folder: Folder, *, limit: int | None, rows_per_file: int = 4096) -> FrozenManifest:
+def freeze_manifest(
+    input: str,
+    folder: Folder,
+    *,
+    limit: int | None,
+    texts: Sequence[str] = (),
+    expand_pages: bool = False,
+    rows_per_file: int = 4096,
+) -> FrozenManifest:
     """Write the listing under `folder`, its index last; a listing already frozen there is only read.
 
-    Raises what `read_manifest` raises, and `ManifestError` for an id that occurs twice.
+    `expand_pages`: with a row for each page of a PDF, as `page_requests` makes them; `limit` counts those. Raises what
+    `read_manifest` and `page_requests` raise, and `ManifestError` for an id that occurs twice.
     """
     if folder.exists(FROZEN_INDEX):
         return read_frozen(folder)
     digest = hashlib.sha256()
     files: list[str] = []
     with _IdSpill() as ids:
-        requests = _observed(_numbered_requests(input, limit), ids, digest)
-        for first in requests:
-            files.append(f"{FROZEN_PARTS}/part-{len(files):05d}.parquet")
-            with folder.writing(files[-1]) as file:
-                _write_rows(file, itertools.chain([first], itertools.islice(requests, rows_per_file - 1)))
+        with closing(_listed_requests(input, limit, texts, expand_pages)) as numbered:
+            requests = _observed(numbered, ids, digest)
+            for first in requests:
+                files.append(f"{FROZEN_PARTS}/part-{len(files):05d}.parquet")
+                with folder.writing(files[-1]) as file:
+                    _write_rows(file, itertools.chain([first], itertools.islice(requests, rows_per_file - 1)))
         duplicate = ids.first_duplicate()
     if duplicate is not None:
         id_ = _id_at(folder, files, duplicate.item_index, rows_per_file)
@@ -140,14 +164,28 @@ def freeze_manifest(input: str, folder: Folder, *, limit: int | None, rows_per_f
     return read_frozen(folder)
 
 
-def stage_manifest(input: str, *, limit: int | None, rows_per_file: int = 4096) -> StagedManifest:
+def stage_manifest(
+    input: str,
+    *,
+    limit: int | None,
+    texts: Sequence[str] = (),
+    expand_pages: bool = False,
+    rows_per_file: int = 4096,
+) -> StagedManifest:
     """Freeze the listing in a local temporary directory: the run's id needs its digest before the run has a folder.
 
     Use as a context manager, or call `discard()`: it removes the directory.
     """
     directory = tempfile.mkdtemp(prefix="headrace-manifest-")
     try:
-        frozen = freeze_manifest(input, Folder(directory), limit=limit, rows_per_file=rows_per_file)
+        frozen = freeze_manifest(
+            input,
+            Folder(directory),
+            limit=limit,
+            texts=texts,
+            expand_pages=expand_pages,
+            rows_per_file=rows_per_file,
+        )
     except BaseException:
         shutil.rmtree(directory)
         raise
@@ -205,19 +243,30 @@ def read_range(folder: Folder, start: int, stop: int) -> list[Request]:
 # ---- where the rows come from
 
 
-def _numbered_requests(input: str, limit: int | None) -> Iterator[tuple[int, Request]]:
+def _listed_requests(
+    input: str, limit: int | None, texts: Sequence[str], expand_pages: bool
+) -> Generator[tuple[int, Request]]:
+    numbered = _numbered_requests(input, limit, texts)
+    return page_requests(numbered, limit=limit) if expand_pages else numbered
+
+
+def _numbered_requests(input: str, limit: int | None, texts: Sequence[str]) -> Generator[tuple[int, Request]]:
     source = _locate(input)
     if source.format is None:
         rows = _list_media(source)
     else:
         rows = {".parquet": _parquet_rows, ".csv": _csv_rows}.get(source.format, _json_rows)(source)
-    return _parse(source, itertools.islice(rows, limit))
+    return _parse(source, rows, limit, texts)
 
 
-def _parse(source: _Source, rows: Iterable[tuple[int, Mapping[str, Any]]]) -> Iterator[tuple[int, Request]]:
+def _parse(
+    source: _Source, rows: Generator[tuple[int, Mapping[str, Any]]], limit: int | None, texts: Sequence[str]
+) -> Generator[tuple[int, Request]]:
     item_index = -1
-    for item_index, (row, values) in enumerate(rows):
-        yield row, _request(values, item_index, _Place(file=source.input, row=row, base=source.base))
+    # Closed here, with the file that it reads, whatever ends the reading: a limit, a wrong row, a caller that stops.
+    with closing(rows):
+        for item_index, (row, values) in enumerate(itertools.islice(rows, limit)):
+            yield row, _request(values, item_index, _Place(file=source.input, row=row, base=source.base), texts)
     if item_index < 0:
         raise ManifestError(f"{source.input}: the manifest has no rows; there is nothing to do")
 
@@ -260,7 +309,7 @@ def _kind(source: _Source) -> str | None:
         return None
 
 
-def _list_media(source: _Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _list_media(source: _Source) -> Generator[tuple[int, Mapping[str, Any]]]:
     root, paths = _find(source)
     if not paths:
         raise ManifestError(f"{source.input}: no such file or folder, or nothing in it")
@@ -310,7 +359,7 @@ def _walk(directory: str, above: frozenset[str]) -> Iterator[str]:
                 yield entry.path
 
 
-def _parquet_rows(source: _Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _parquet_rows(source: _Source) -> Generator[tuple[int, Mapping[str, Any]]]:
     try:
         with source.open() as raw, pq.ParquetFile(raw) as file:
             names = file.schema_arrow.names
@@ -323,7 +372,7 @@ def _parquet_rows(source: _Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
         raise ManifestError(f"{source.input}: not a readable Parquet file: {error}") from error
 
 
-def _json_rows(source: _Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _json_rows(source: _Source) -> Generator[tuple[int, Mapping[str, Any]]]:
     """A row's number is its line, so that an editor finds it; blank lines are passed over."""
     with source.open() as file:
         for row, line in enumerate(file, start=1):
@@ -340,7 +389,7 @@ def _json_rows(source: _Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
             yield row, values
 
 
-def _csv_rows(source: _Source) -> Iterator[tuple[int, Mapping[str, Any]]]:
+def _csv_rows(source: _Source) -> Generator[tuple[int, Mapping[str, Any]]]:
     """Row 1 is the one after the header. An empty field is null; lists are JSON."""
     row = 0
     with source.open() as raw, io.TextIOWrapper(raw, encoding="utf-8-sig", newline="") as text:
@@ -407,7 +456,7 @@ def _near_miss(name: str, names: tuple[str, ...]) -> str | None:
 # ---- one row
 
 
-def _request(values: Mapping[str, Any], item_index: int, place: _Place) -> Request:
+def _request(values: Mapping[str, Any], item_index: int, place: _Place, texts: Sequence[str] = ()) -> Request:
     prompt = _text(values.get("prompt"), "prompt", place)
     messages = _messages(values.get("messages"), place)
     if prompt is not None and messages is not None:
@@ -419,6 +468,7 @@ def _request(values: Mapping[str, Any], item_index: int, place: _Place) -> Reque
         prompt=prompt,
         messages=messages,
         tenant=_text(values.get("tenant"), "tenant", place) or "",
+        **{column: _TEXT_READERS[column](values.get(column), column, place) for column in texts},
     )
 
 
@@ -445,6 +495,17 @@ def _text(value: Any, column: str, place: _Place) -> str | None:
                 column, f"not valid Unicode: {_show(value)}; write it (or rename it) as UTF-8"
             ) from error
     return value
+
+
+def _texts(value: Any, column: str, place: _Place) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
+        raise place.refuse(column, f"expected a list of strings, got {_show(value)}")
+    return tuple(_text(text, column, place) or "" for text in value)
+
+
+_TEXT_READERS: dict[str, Callable[[Any, str, _Place], Any]] = {"text": _text, "query": _text, "documents": _texts}
 
 
 def _media(values: Mapping[str, Any], place: _Place) -> tuple[MediaItem, ...]:
@@ -516,13 +577,23 @@ def _media_item(column: str, entry: Mapping[str, Any], place: _Place) -> MediaIt
     sha256 = _text(entry.get("sha256"), column, place)
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
         raise place.refuse(column, f"sha256 is 64 hex digits, got {_show(sha256)}")
+    page = _page(entry, modality, column, place)
     return MediaItem(
         uri=None if uri is None else _absolute(uri, column, place),
         data=None if data is None else _inline(data, column, place),
-        modality=modality or _guess_modality(uri),  # type: ignore[arg-type]
+        modality=("page" if page is not None else modality) or _guess_modality(uri),  # type: ignore[arg-type]
         version=_text(entry.get("version"), column, place),
         sha256=None if sha256 is None else sha256.lower(),
+        page=page,
     )
+
+
+def _page(entry: Mapping[str, Any], modality: str | None, column: str, place: _Place) -> int | None:
+    page: int | None = entry.get("page")
+    is_index = isinstance(page, int) and not isinstance(page, bool) and 0 <= page < _MAX_PAGES
+    if page is None or (is_index and modality in (None, "page")):
+        return page
+    raise place.refuse(column, f"page counts from 0 and is of modality 'page', got {_show(page)} of {_show(modality)}")
 
 
 def _absolute(uri: str, column: str, place: _Place) -> str:
@@ -620,12 +691,16 @@ def _frozen_row(request: Request) -> dict[str, Any]:
                 "modality": item.modality,
                 "version": item.version,
                 "sha256": item.sha256,
+                "page": item.page,
             }
             for item in request.media
         ],
         "prompt": request.prompt,
         "messages": None if request.messages is None else json.dumps(request.messages, sort_keys=True),
         "tenant": request.tenant,
+        "text": request.text,
+        "query": request.query,
+        "documents": None if request.documents is None else list(request.documents),
     }
 
 
@@ -635,7 +710,11 @@ def _canonical(row: Mapping[str, Any]) -> bytes:
         {**item, "data": None if item["data"] is None else hashlib.sha256(item["data"]).hexdigest()}
         for item in row["media"]
     ]
-    return json.dumps({**row, "media": media}, sort_keys=True, separators=(",", ":")).encode() + b"\n"
+    for item in media:
+        if item["page"] is None:  # as texts: listings without them keep the digests that they had
+            del item["page"]
+    given = {name: value for name, value in row.items() if name not in TEXT_COLUMNS or value is not None}
+    return json.dumps({**given, "media": media}, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 
 
 def _write_rows(file: IO[bytes], rows: Iterable[dict[str, Any]]) -> None:
@@ -644,12 +723,16 @@ def _write_rows(file: IO[bytes], rows: Iterable[dict[str, Any]]) -> None:
         pending_bytes = 0
         for row in rows:
             pending.append(row)
-            pending_bytes += sum(len(item["data"] or b"") for item in row["media"])
+            pending_bytes += sum(len(item["data"] or b"") for item in row["media"]) + _text_bytes(row)
             if pending_bytes >= _ROW_GROUP_BYTES:
                 writer.write_table(pa.Table.from_pylist(pending, FROZEN_SCHEMA))
                 pending, pending_bytes = [], 0
         if pending:
             writer.write_table(pa.Table.from_pylist(pending, FROZEN_SCHEMA))
+
+
+def _text_bytes(row: Mapping[str, Any]) -> int:
+    return len(row["text"] or "") + sum(map(len, row["documents"] or ()))
 
 
 def _read_rows(folder: Folder, name: str, start: int, stop: int) -> Iterator[dict[str, Any]]:
@@ -673,6 +756,9 @@ def _frozen_request(row: Mapping[str, Any]) -> Request:
         prompt=row["prompt"],
         messages=None if messages is None else tuple(json.loads(messages)),
         tenant=row["tenant"],
+        text=row.get("text"),
+        query=row.get("query"),
+        documents=None if row.get("documents") is None else tuple(row["documents"]),
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pipeline.schema import Receipt
 
-PassName = Literal["encode", "generate"]
+PassName = Literal["encode", "generate", "pool"]
 
 # A pass is planned by one receipt a window (batch -1, counts["batches"] = how many follow) and done by the others.
 _PASS_OF_STAGE: dict[str, PassName] = {
@@ -17,8 +17,10 @@ _PASS_OF_STAGE: dict[str, PassName] = {
     "encode": "encode",
     "prompt": "generate",
     "generate": "generate",
+    "tokenize": "pool",
+    "pool": "pool",
 }
-_PLANNING_STAGES = ("plan", "prompt")
+_PLANNING_STAGES = ("plan", "prompt", "tokenize")
 
 
 def receipt_to_json(receipt: Receipt) -> str:

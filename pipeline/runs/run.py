@@ -23,9 +23,19 @@ _CONFIG_NAME = "_run/config.json"
 _LATEST_NAME = "latest"
 
 
-def derive_run_id(config_digest: str, manifest_digest: str, *, job: str = "caption") -> str:
+# job → what its runs are called, and the columns of texts that it reads.
+_NAMES = {
+    "caption_videos": "caption",
+    "embed_backfill": "embed",
+    "index_documents": "documents",
+    "rerank": "rerank",
+}
+_TEXTS: dict[str, tuple[str, ...]] = {"embed_backfill": ("text",), "rerank": ("query", "documents")}
+
+
+def derive_run_id(config_digest: str, manifest_digest: str, *, job: str) -> str:
     """The id of a run nobody named: the same configuration and listing always find the same run."""
-    return f"{job}-{config_digest[:8]}-{manifest_digest[:8]}"
+    return f"{_NAMES[job]}-{config_digest[:8]}-{manifest_digest[:8]}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,16 +56,16 @@ def start_run(config: Config) -> Iterator[Run]:
     A named run that has its listing reads only that: `config.input` is not looked at again. Raises `ConfigError` when
     the folder belongs to another configuration or listing, and what `run_lock` and `freeze_manifest` raise.
     """
+    texts, expand_pages = _TEXTS.get(config.job, ()), config.job == "index_documents"
     if config.run_id is not None:
         if not output_folder(config).sub(config.run_id).exists(FROZEN_INDEX):
             check_input(config.input)  # before anything is written
         with _held(config, config.run_id) as (folder, lock):
-            yield _started(
-                config, config.run_id, folder, lock, freeze_manifest(config.input, folder, limit=config.limit)
-            )
+            frozen = freeze_manifest(config.input, folder, limit=config.limit, texts=texts, expand_pages=expand_pages)
+            yield _started(config, config.run_id, folder, lock, frozen)
         return
-    with stage_manifest(config.input, limit=config.limit) as staged:
-        run_id = derive_run_id(config.digest(), staged.digest)
+    with stage_manifest(config.input, limit=config.limit, texts=texts, expand_pages=expand_pages) as staged:
+        run_id = derive_run_id(config.digest(), staged.digest, job=config.job)
         with _held(config, run_id) as (folder, lock):
             manifest = publish_manifest(staged, folder)
             staged.discard()

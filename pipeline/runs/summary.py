@@ -30,6 +30,11 @@ COUNTS = (
     "prompt_tokens",
     "prompt_padded_tokens",
     "generated_tokens",
+    "pages_decoded",
+    "texts_embedded",
+    "pairs_scored",
+    "text_tokens",
+    "text_padded_tokens",
 )
 SECONDS = ("encode_pass", "generate_pass", "pool_pass", "total", "ray_startup")
 PACKAGES = ("ray", "torch", "transformers", "av", "pillow")
@@ -46,9 +51,10 @@ def build_summary(
     quarantine: Mapping[str, int],
     environment: Mapping[str, Any],
     store_peak_bytes: int | None,
+    points: Mapping[str, int],
 ) -> dict[str, Any]:
     """The summary as DESIGN.md names its fields. `counts` are those of the receipts, by these names; absent is 0.
-    `store_peak_bytes` is None when the store was not looked at.
+    `store_peak_bytes` is None when the store was not looked at. `points` are those that vector stores hold, by table.
 
     Raises `RuntimeError` when the items do not add up: one was lost or counted twice, and no number can be trusted.
     """
@@ -70,6 +76,7 @@ def build_summary(
         "forecast": {},
         "environment": dict(environment),
         "store_peak_bytes": store_peak_bytes,
+        "points": dict(points),
     }
 
 

@@ -38,9 +38,9 @@ QUARANTINE_SCHEMA = pa.schema(
 _ROW_GROUP_ROWS = 4096
 
 
-def write_part(folder: Folder, window: int, table: pa.Table) -> str:
-    """Publish a window's results (`PART_SCHEMA`) as `part-<window>.parquet`; returns that name."""
-    return _write(folder, part_name(window), _conform(table, PART_SCHEMA))
+def write_part(folder: Folder, window: int, table: pa.Table, schema: pa.Schema = PART_SCHEMA) -> str:
+    """Publish a window's results (`schema`) as `part-<window>.parquet`; returns that name."""
+    return _write(folder, part_name(window), _conform(table, schema))
 
 
 def write_timings(folder: Folder, window: int, table: pa.Table) -> str:
@@ -55,29 +55,44 @@ def write_quarantine(folder: Folder, window: int, table: pa.Table) -> str:
     return _write(folder, f"quarantine/{part_name(window)}", _conform(table, QUARANTINE_SCHEMA))
 
 
+def quarantine_row(id: str, failure: Mapping[str, Any]) -> dict[str, Any]:
+    """The dead letter (`QUARANTINE_SCHEMA`) of the item `id`; `failure` has `item_index, stage, code, message`."""
+    return {
+        "item_index": failure["item_index"],
+        "id": id,
+        "media_index": failure.get("media_index"),
+        "stage": failure["stage"],
+        "code": failure["code"],
+        "message": failure["message"],
+        "attempts": 1,
+    }
+
+
 def part_name(window: int) -> str:
     """The file that holds a window."""
     return f"part-{window:06d}.parquet"
 
 
-def restore_window(rows: Sequence[Mapping[str, Any]] | Sequence[pa.Table], start: int, stop: int) -> pa.Table:
-    """Items [start, stop) in order, from rows or tables (`PART_SCHEMA`) in any order.
+def restore_window(
+    rows: Sequence[Mapping[str, Any]] | Sequence[pa.Table], start: int, stop: int, schema: pa.Schema = PART_SCHEMA
+) -> pa.Table:
+    """Items [start, stop) in order, from rows or tables (`schema`) in any order.
 
     Raises `RuntimeError` naming the first index that is missing, repeated or foreign: results go out once each.
     """
     tables = [row for row in rows if isinstance(row, pa.Table)]
-    tables.append(_from_rows([row for row in rows if not isinstance(row, pa.Table)]))
-    table = pa.concat_tables([_conform(each, PART_SCHEMA) for each in tables]).sort_by("item_index")
+    tables.append(_from_rows([row for row in rows if not isinstance(row, pa.Table)], schema))
+    table = pa.concat_tables([_conform(each, schema) for each in tables]).sort_by("item_index")
     _assert_permutation(table["item_index"].to_numpy(), start, stop)
     return table
 
 
-def _from_rows(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    known = set(PART_SCHEMA.names)
+def _from_rows(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Table:
+    known = set(schema.names)
     for row in rows:
         if not row.keys() <= known:
             raise ValueError(f"item {row.get('item_index')} has columns a part does not: {sorted(row.keys() - known)}")
-    return pa.Table.from_pylist(rows, PART_SCHEMA)
+    return pa.Table.from_pylist(rows, schema)
 
 
 def _assert_permutation(indices: np.ndarray[Any, np.dtype[np.int64]], start: int, stop: int) -> None:

@@ -22,7 +22,6 @@ def open_sink(section: SinkSection) -> Sink:
             return QdrantSink(section)
 
 
-def open_sinks(sinks: Sinks) -> list[Sink]:
-    """All sinks of a configuration."""
-    sections = (sinks.lancedb, sinks.pgvector, sinks.qdrant)
-    return [open_sink(section) for section in sections if section is not None]
+def sections(sinks: Sinks) -> list[SinkSection]:
+    """Those that are given."""
+    return [section for section in (sinks.lancedb, sinks.pgvector, sinks.qdrant) if section is not None]

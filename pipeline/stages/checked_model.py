@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import importlib.metadata
-import os
-from pathlib import Path
 from typing import Any
 
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore
+from pipeline.models.checkpoint import checkpoint_name
 from pipeline.models.halves import count_parameters
 from pipeline.models.self_check import check_halves
 from pipeline.models.vision_encoder import VisionEncoder
 from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
 from pipeline.schema import RecordSize
+from pipeline.stages.checked_vectors import checked_scorer, checked_vectors
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
 
 
 def checked_model(config: Config, device: str) -> CheckedModel:
     """Loads the checkpoint on `device` the first time. Raises `ConfigError` when it cannot be loaded or used."""
+    if config.job == "rerank":
+        return checked_scorer(config)
+    if config.job != "caption_videos":
+        return checked_vectors(config)
     facts = VisionLanguageFacts.load(config.model)
     known = _known(config, facts, device)
     identity = EncoderIdentity(
@@ -41,7 +44,8 @@ def checked_model(config: Config, device: str) -> CheckedModel:
 def _known(config: Config, facts: VisionLanguageFacts, device: str) -> dict[str, Any]:
     folder = FeatureStore(config.store.path, config.store.local_path).folder
     dtype = config.encode.dtype
-    name = f"models/{_checkpoint(facts)}-{dtype}-transformers-{importlib.metadata.version('transformers')}.json"
+    version = importlib.metadata.version("transformers")
+    name = f"models/{checkpoint_name(resolve_model(config.model))}-{dtype}-transformers-{version}.json"
     known = dict(folder.read_json(name)) if folder.exists(name) else {}
     if "sizes" not in known:  # or the store was written before they were measured
         known = {
@@ -52,16 +56,3 @@ def _known(config: Config, facts: VisionLanguageFacts, device: str) -> dict[str,
         }
         folder.write_json(name, known)
     return known
-
-
-def _checkpoint(facts: VisionLanguageFacts) -> str:
-    """What changes when the files do: the hub's commit, or names, sizes and times of a folder's files."""
-    path = resolve_model(facts.model)
-    terms: Any = [path, getattr(facts.config, "_commit_hash", None)]
-    if os.path.isdir(path):
-        terms = [(str(f.relative_to(path)), f.stat().st_size, f.stat().st_mtime_ns) for f in _files(path)]
-    return hashlib.sha256(repr(terms).encode()).hexdigest()[:16]
-
-
-def _files(path: str) -> list[Path]:
-    return sorted(f for f in Path(path).rglob("*") if f.is_file())

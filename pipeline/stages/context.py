@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,10 +12,14 @@ from pipeline.features.store import FeatureStore, StoreWriter
 from pipeline.planning.geometry import probed_geometry
 from pipeline.runs.own_shards import note_shard
 from pipeline.schema import Geometry, Probe, SamplePlan
+from pipeline.sinks.delivery import Delivery, deliveries
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
 from pipeline.storage import Folder
 
 if TYPE_CHECKING:
+    from pipeline.models.dual_encoder import DualEncoderFacts
+    from pipeline.models.embedder import TextSide
+    from pipeline.models.reranker import ScorerFacts
     from pipeline.models.vision_language import VisionLanguageFacts
 
 
@@ -44,6 +49,28 @@ class StageContext:
     def facts(self) -> VisionLanguageFacts:
         """The model's processor and configuration, loaded once a process."""
         return _facts(self.config.model)
+
+    @property
+    def dual_encoder(self) -> DualEncoderFacts:
+        """As `facts`, of a dual encoder."""
+        return _dual_encoder(self.config.model, json.dumps(self.config.pooling.contract()))
+
+    @property
+    def text_side(self) -> TextSide:
+        """As `facts`, of what embeds texts."""
+        config = self.config
+        return _text_side(config.text_model, json.dumps(config.text_pooling()), config.text.prompt_name)
+
+    @property
+    def scorer(self) -> ScorerFacts:
+        """As `facts`, of a reranker."""
+        return _scorer(self.config.model, json.dumps(self.config.pooling.contract()))
+
+    @property
+    def deliveries(self) -> list[Delivery]:
+        """The vector stores that the run fills."""
+        spaces = self.checked.vectors
+        return [] if spaces is None else deliveries(self.config.sinks, spaces)
 
     @property
     def min_frames(self) -> int:
@@ -82,6 +109,27 @@ def _facts(model: str) -> VisionLanguageFacts:
     from pipeline.models.vision_language import VisionLanguageFacts
 
     return VisionLanguageFacts.load(model)
+
+
+@functools.lru_cache(maxsize=4)
+def _dual_encoder(model: str, pooling: str) -> DualEncoderFacts:
+    from pipeline.models.dual_encoder import DualEncoderFacts
+
+    return DualEncoderFacts.load(model, json.loads(pooling))
+
+
+@functools.lru_cache(maxsize=4)
+def _text_side(model: str, pooling: str, prompt_name: str | None) -> TextSide:
+    from pipeline.models.embedder import TextSide
+
+    return TextSide.load(model, json.loads(pooling), prompt_name)
+
+
+@functools.lru_cache(maxsize=4)
+def _scorer(model: str, pooling: str) -> ScorerFacts:
+    from pipeline.models.reranker import ScorerFacts
+
+    return ScorerFacts.load(model, json.loads(pooling))
 
 
 @functools.lru_cache(maxsize=4)

@@ -14,10 +14,12 @@ import pyarrow as pa
 
 from pipeline.errors import ItemError
 from pipeline.media.decode import decode_media
-from pipeline.media.source import FetchCounter, read_source
+from pipeline.media.resize import crop_frames
+from pipeline.media.shared_source import SharedSources
+from pipeline.media.source import FetchCounter
 from pipeline.schema import Frames, ItemFailure
 from pipeline.stages.context import StageContext
-from pipeline.stages.identity import check_content, sha256_content
+from pipeline.stages.identity import check_content, media_content, sha256_content
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, batch_table
 
 
@@ -36,14 +38,14 @@ class DecodeBatches:
     def _decode(self, row: pa.Table) -> pa.Table:
         [batch] = row.drop_columns("pixels").to_pylist()
         planned = [PlannedMedia.from_row(item) for item in batch["items"]]
-        counter = FetchCounter()
-        height, width = planned[0].geometry.resized_size
+        counter, sources = FetchCounter(), SharedSources()
+        height, width = planned[0].geometry.shown_size
         shape = (len(planned), len(planned[0].requested), height, width, 3)
         pixels: npt.NDArray[np.uint8] = np.empty(shape, np.uint8)
         decoded: list[DecodedMedia] = []
         filled = 0
         for item in planned:
-            done, frames = self._decode_one(item, counter)
+            done, frames = self._decode_one(item, counter, sources)
             if frames is not None:
                 pixels[filled] = frames.pixels
                 filled += 1
@@ -52,12 +54,15 @@ class DecodeBatches:
         batch.update(fetches=counter.fetches, bytes_fetched=counter.bytes_fetched, decoded_at=time.time())
         return batch_table([batch], pixels[:filled])
 
-    def _decode_one(self, item: PlannedMedia, counter: FetchCounter) -> tuple[DecodedMedia, Frames | None]:
+    def _decode_one(
+        self, item: PlannedMedia, counter: FetchCounter, sources: SharedSources
+    ) -> tuple[DecodedMedia, Frames | None]:
         started = time.perf_counter()
         try:
-            data = read_source(item.media, counter)
+            data = sources.read(item.media, counter)
             # What the probe read travels along; what is read again may have changed since, or not be what was claimed.
-            content = item.content if item.media.data is not None and item.content else sha256_content(data)
+            known = item.content if item.media.data is not None else None
+            content = known or media_content(item.media, sha256_content(data))
             check_content(item.media, item.content, content)
             fetched = time.perf_counter()
             fetch_ms = 1e3 * (fetched - started)
@@ -65,7 +70,11 @@ class DecodeBatches:
             shard = self._known_shard(joined) if item.content is None else None
             if shard is not None:
                 return DecodedMedia(planned=joined, shard=shard, fetch_ms=fetch_ms), None
-            frames = decode_media(io.BytesIO(data), item.probe, item.requested, item.geometry.resized_size)
+            file, size, resample = io.BytesIO(data), item.geometry.resized_size, self.context.identity.resample
+            frames = decode_media(file, item.probe, item.requested, size, resample, page=item.media.page)
+            if item.geometry.cropped_size is not None:
+                pixels = crop_frames(frames.pixels, item.geometry.cropped_size)
+                frames = Frames(pixels=pixels, pts_seconds=frames.pts_seconds)
         except ItemError as error:
             failure = ItemFailure(stage=error.stage, code=error.code, message=error.message)
             return DecodedMedia(planned=item, failure=failure), None

@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
+from pipeline.models.embedder import FrameEncoder, FrameVectors
 from pipeline.models.vision_encoder import EncodedItem, VisionEncoder
 from pipeline.schema import Frames, ItemFailure, Receipt
 from pipeline.stages.context import StageContext
@@ -29,9 +30,8 @@ class EncodeBatches:
         if device == "cpu":
             # One thread a worker: workers are sized to the cores, and bits must not move with their number.
             torch.set_num_threads(1)
-        encode = context.config.encode
         self.context = context
-        self.encoder = VisionEncoder(context.facts, dtype=encode.dtype, device=device, attention=encode.attention)
+        self.encoder = _load_encoder(context, device)
         self.writer = context.store_writer()
         self.committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
@@ -79,7 +79,7 @@ class EncodeBatches:
         receipt: Receipt,
         items: Sequence[DecodedMedia],
         shown: Sequence[DecodedMedia],
-        encoded: Sequence[EncodedItem],
+        encoded: Sequence[EncodedItem | FrameVectors],
         times: dict[str, float],
     ) -> Receipt:
         started = time.perf_counter()
@@ -100,13 +100,20 @@ class EncodeBatches:
         return receipt
 
 
+def _load_encoder(context: StageContext, device: str) -> VisionEncoder | FrameEncoder:
+    options: dict[str, Any] = context.config.encode.model_dump(include={"dtype", "attention"})
+    if context.checked.vectors is None:
+        return VisionEncoder(context.facts, device=device, **options)
+    return FrameEncoder(context.dual_encoder, device=device, **options)
+
+
 def encode_splitting(
-    encoder: VisionEncoder,
+    encoder: VisionEncoder | FrameEncoder,
     items: Sequence[DecodedMedia],
     frames: Sequence[Frames],
     seconds: dict[str, float],
     splits: dict[str, int],
-) -> list[EncodedItem]:
+) -> Sequence[EncodedItem | FrameVectors]:
     """Encode a batch, or its halves when the device has no room for it whole."""
     try:
         geometries = [item.planned.geometry for item in items]
@@ -117,9 +124,8 @@ def encode_splitting(
         splits["oom_splits"] += 1
     torch.cuda.empty_cache()
     half = len(items) // 2
-    return encode_splitting(encoder, items[:half], frames[:half], seconds, splits) + encode_splitting(
-        encoder, items[half:], frames[half:], seconds, splits
-    )
+    first = encode_splitting(encoder, items[:half], frames[:half], seconds, splits)
+    return [*first, *encode_splitting(encoder, items[half:], frames[half:], seconds, splits)]
 
 
 def _decoded(row: dict[str, Any]) -> DecodedMedia:
@@ -138,7 +144,7 @@ def _decoded(row: dict[str, Any]) -> DecodedMedia:
 def _frames(buffer: pa.Buffer, items: Sequence[DecodedMedia]) -> list[Frames]:
     if not items:
         return []
-    height, width = items[0].planned.geometry.resized_size
+    height, width = items[0].planned.geometry.shown_size
     # A copy: the row lies read-only in the object store, and torch refuses to say that it will not write.
     pixels = np.frombuffer(buffer, np.uint8).reshape(len(items), -1, height, width, 3).copy()  # (N, T, H, W, 3)
     return [Frames(pixels=each, pts_seconds=item.shown) for each, item in zip(pixels, items, strict=True)]
@@ -152,6 +158,7 @@ def _counts(items: Sequence[DecodedMedia], oom_splits: int, *, fetches: int, byt
         "fetches": fetches,
         "bytes_fetched": bytes_fetched,
         "images_decoded": len(images),
+        "pages_decoded": sum(item.planned.probe.modality == "page" for item in shown),
         "frames_decoded": sum(len(item.shown) for item in shown if item.planned.probe.modality == "video"),
         "encodes": len(shown),
         "features_reused": sum(item.shard is not None for item in items),

@@ -20,14 +20,15 @@ from pipeline.features.catalogue import SourceEntry
 from pipeline.media.budget import Budget, admit, admit_request
 from pipeline.media.probe import probe_media
 from pipeline.media.sampling import sample_plan
-from pipeline.media.source import FetchCounter, SourceFacts, open_source, read_source, stat_source
+from pipeline.media.shared_source import SharedSources
+from pipeline.media.source import FetchCounter, SourceFacts, open_source, stat_source
 from pipeline.planning.buckets import BatchBudget, plan_window
 from pipeline.planning.windows import Window
 from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_from_json, receipt_to_json
 from pipeline.schema import MediaItem, Modality, Probe, Receipt, Request, ResourceVector, SamplePlan
 from pipeline.stages.context import StageContext
-from pipeline.stages.identity import check_content, sha256_content
+from pipeline.stages.identity import check_content, media_content, page_source, sha256_content
 from pipeline.stages.outcomes import count_codes, encode_batch_receipts, failure_row
 from pipeline.stages.rows import PlannedMedia, batch_table, receipt_row
 from pipeline.storage import Folder
@@ -172,6 +173,7 @@ class _WindowPlanner:
         self.limits: Budget = context.config.limits()
         self.failures: list[dict[str, Any]] = []
         self.fallbacks = 0
+        self.sources = SharedSources()
 
     def plan(self) -> WindowPlan:
         started = time.perf_counter()
@@ -239,9 +241,11 @@ class _WindowPlanner:
                 candidate.is_carried = left >= 0
 
     def _stat(self, candidate: _Candidate) -> None:
-        candidate.facts = stat_source(candidate.media)
-        if candidate.media.sha256 is not None:
-            candidate.content = f"sha256:{candidate.media.sha256.lower()}"
+        media, facts = candidate.media, stat_source(candidate.media)
+        source_id = page_source(media, facts.source_id, self.context.config.document.dpi)
+        candidate.facts = dataclasses.replace(facts, source_id=source_id)
+        if media.sha256 is not None:
+            candidate.content = media_content(media, f"sha256:{media.sha256.lower()}")
 
     def _look(self, candidate: _Candidate, known: dict[str, SourceEntry]) -> None:
         assert candidate.facts is not None
@@ -251,8 +255,8 @@ class _WindowPlanner:
             candidate.content, candidate.probe = entry.content, entry.probe
             _check_modality(candidate.media, entry.probe)
         elif num_bytes <= self.context.config.decode.max_inline_bytes or candidate.media.data is not None:
-            data = read_source(candidate.media, candidate.counter)
-            content = sha256_content(data)
+            data = self.sources.read(candidate.media, candidate.counter)
+            content = media_content(candidate.media, sha256_content(data))
             check_content(candidate.media, candidate.content, content)
             candidate.content = content
             candidate.probe = self._probe_file(candidate, io.BytesIO(data))
@@ -269,6 +273,8 @@ class _WindowPlanner:
             num_bytes=candidate.facts.num_bytes,
             declared=candidate.media.modality,
             name=candidate.media.name,
+            page=candidate.media.page,
+            dpi=self.context.config.document.dpi,
         )
 
     def _admitted(self, candidates: list[_Candidate]) -> list[PlannedMedia]:
@@ -320,7 +326,7 @@ class _WindowPlanner:
 
     def _sample(self, probe: Probe) -> SamplePlan:
         plan = sample_plan(probe, self.context.config.sampling)
-        if probe.modality == "image":
+        if probe.modality != "video":
             return plan
         # A tower with a temporal patch of two frames cannot take one: the last frame is shown again.
         missing = self.context.min_frames - len(plan)

@@ -13,6 +13,7 @@ from pipeline.schema import Request
 from pipeline.sinks.parquet import (
     PART_SCHEMA,
     QUARANTINE_SCHEMA,
+    quarantine_row,
     restore_window,
     write_part,
     write_quarantine,
@@ -44,7 +45,7 @@ def finish_generate_window(context: StageContext, window: Window) -> dict[str, A
     write_part(context.folder, window.index, restore_window(rows, window.start, window.stop))
     timings = [_timing_row(r.item_index, media[r.item_index], answers.get(r.item_index)) for r in requests]
     write_timings(context.folder, window.index, pa.Table.from_pylist(timings, _TIMINGS_SCHEMA))
-    letters = [_letter(request, failure) for request in requests for failure in failures.get(request.item_index, [])]
+    letters = [quarantine_row(r.id, failure) for r in requests for failure in failures.get(r.item_index, [])]
     if letters:
         write_quarantine(context.folder, window.index, pa.Table.from_pylist(letters, QUARANTINE_SCHEMA))
     written = [row["item_index"] for row in rows if row["status"] == "ok"]
@@ -103,15 +104,3 @@ def _timing_row(item_index: int, media: list[dict[str, Any]], answer: dict[str, 
     for name in _GENERATE_TIMES:
         row[name] = answer[name] if answer else None
     return row
-
-
-def _letter(request: Request, failure: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "item_index": request.item_index,
-        "id": request.id,
-        "media_index": failure.get("media_index"),
-        "stage": failure["stage"],
-        "code": failure["code"],
-        "message": failure["message"],
-        "attempts": 1,
-    }

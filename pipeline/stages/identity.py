@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pipeline.errors import ItemError
-from pipeline.features.identity import FeatureKeyTerms
-from pipeline.media.backend import DECODE_BACKEND
-from pipeline.media.resize import RESIZE_BACKEND
-from pipeline.planning.geometry import PatchRule
-from pipeline.schema import MediaItem, Modality, RecordSize
+from pipeline.features.identity import FeatureKeyTerms, canonical_json
+from pipeline.media.backend import DECODE_BACKEND, PAGE_BACKEND
+from pipeline.media.resize import Resample, resize_backend
+from pipeline.planning.geometry import SizeRule
+from pipeline.schema import MediaItem, Modality, Probe, RecordSize, VectorSpaces
 from pipeline.stages.rows import PlannedMedia
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderIdentity:
-    """The terms of a key that are the encoder's: digests of weights, processor configuration and placeholder layout."""
+    """The terms of a key that are the encoder's: digests of weights, processor configuration and placeholder layout.
+
+    `resample` is how frames are resized for it, which is a part of the resize back end.
+    """
 
     weights: str
     processor: str
     placeholder: str
     precision: str
+    resample: Resample = "bicubic"
+
+    def digest(self) -> str:
+        """16 hex digits over the terms."""
+        terms = [self.weights, self.processor, self.placeholder, self.precision, resize_backend(self.resample)]
+        return hashlib.sha256(canonical_json(terms)).hexdigest()[:16]
 
     def key_terms(self, planned: PlannedMedia, content: str) -> FeatureKeyTerms:
         """Everything that the features of `planned`, whose bytes are `content`, depend on."""
@@ -29,8 +39,8 @@ class EncoderIdentity:
             tenant=planned.tenant,
             content=content,
             sampling=planned.requested.pts_seconds if planned.probe.modality == "video" else (),
-            decode_backend=DECODE_BACKEND,
-            resize_backend=RESIZE_BACKEND,
+            decode_backend=_decode_backend(planned.probe),
+            resize_backend=resize_backend(self.resample),
             resized_size=planned.geometry.resized_size,
             processor=self.processor,
             weights=self.weights,
@@ -39,25 +49,41 @@ class EncoderIdentity:
         )
 
 
+def _decode_backend(probe: Probe) -> str:
+    """A page is drawn at some size before it is resized, which changes its pixels as another library would."""
+    return DECODE_BACKEND if probe.modality != "page" else f"{PAGE_BACKEND},{probe.width}x{probe.height}"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckedModel:
     """What a run needs to know of its checkpoint, told by the worker that loaded it, so that no other need load it.
 
     The encoder's terms of every feature key; modality → "" or why this checkpoint cannot be used with it; the rules of
     those modalities whose grids follow from sizes alone; what a record of each modality takes; and how many numbers the
-    weights of each half are.
+    weights of each half are. `vectors` is given for models that make vectors.
     """
 
     identity: EncoderIdentity
     verdicts: dict[Modality, str]
-    rules: dict[Modality, PatchRule]
+    rules: Mapping[Modality, SizeRule]
     sizes: dict[Modality, RecordSize]
     parameters: dict[str, int]
+    vectors: VectorSpaces | None = None
 
 
 def sha256_content(data: bytes) -> str:
     """The content term of bytes."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def media_content(media: MediaItem, file_content: str) -> str:
+    """The content term of `media`, whose file has `file_content`: each page of a document is a content of its own."""
+    return file_content if media.page is None else f"{file_content}#page={media.page + 1}"
+
+
+def page_source(media: MediaItem, source_id: str, dpi: float) -> str:
+    """The source id of `media`, whose file has `source_id`: what was probed of one page, at one size, is no other's."""
+    return source_id if media.page is None else f"{source_id}#page={media.page + 1}&dpi={dpi:g}"
 
 
 def check_content(media: MediaItem, expected: str | None, found: str) -> None:

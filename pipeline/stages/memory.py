@@ -48,6 +48,11 @@ def generate_bytes(context: StageContext) -> int:
     return _GENERATE + _weights(context, "language", context.config.generate.dtype)
 
 
+def pool_bytes(context: StageContext) -> int:
+    """Of an actor that embeds or scores texts, with its weights. Not measured: as one that generates."""
+    return _GENERATE + _weights(context, "text", context.config.text.dtype)
+
+
 def batch_bytes(context: StageContext) -> int:
     """What the frames of a batch take at most, by its limits and the sizes that the model's processor allows.
 
@@ -57,7 +62,8 @@ def batch_bytes(context: StageContext) -> int:
     if rules.keys() != context.checked.verdicts.keys():
         return MAX_FRAME_BYTES
     patch = max(3 * rule.patch_size**2 * (rule.temporal_patch_size if m == "video" else 1) for m, rule in rules.items())
-    item = 3 * max(rule.max_pixels for rule in rules.values())
+    most_frames = context.config.sampling.most_frames
+    item = 3 * max(rule.most_pixels(most_frames if m == "video" else 1) for m, rule in rules.items())
     return max(item, min(MAX_FRAME_BYTES, encode.max_batch_tokens * patch, encode.max_batch_items * item))
 
 

@@ -47,6 +47,15 @@ GENERATE_OUTCOME = pa.schema(
         ("tpot_ms", pa.float64()),
     ]
 )
+VECTOR_OUTCOME = pa.schema(
+    [
+        ("item_index", pa.int64()),
+        ("part", pa.int32()),
+        ("vector", pa.list_(pa.float32())),
+        ("text_embed_ms", pa.float64()),
+    ]
+)
+SCORE_OUTCOME = pa.schema([("item_index", pa.int64()), ("document", pa.int32()), ("score", pa.float32())])
 _RECEIPT = b"headrace.receipt"
 
 
@@ -85,6 +94,11 @@ def encode_batch_receipts(folder: Folder, window: int) -> dict[tuple[int, str], 
 def generate_batch_receipts(folder: Folder, window: int) -> dict[tuple[int, str], tuple[Receipt, str]]:
     """As `encode_batch_receipts`, of the generate pass."""
     return _batch_receipts(folder, "generate", window)
+
+
+def pool_batch_receipts(folder: Folder, window: int) -> dict[tuple[int, str], tuple[Receipt, str]]:
+    """As `encode_batch_receipts`, of the pool pass."""
+    return _batch_receipts(folder, "pool", window)
 
 
 def failure_row(item_index: int, media_index: int | None, error: ItemError) -> dict[str, Any]:

@@ -37,6 +37,7 @@ _GEOMETRY = pa.struct(
         ("resized_size", pa.list_(pa.int32())),
         ("timestamps", pa.list_(pa.float64())),
         ("duration_seconds", pa.float64()),
+        ("cropped_size", pa.list_(pa.int32())),
     ]
 )
 _MEDIA = pa.struct(
@@ -46,6 +47,7 @@ _MEDIA = pa.struct(
         ("modality", pa.string()),
         ("version", pa.string()),
         ("sha256", pa.string()),
+        ("page", pa.int32()),
     ]
 )
 _PLANNED = [

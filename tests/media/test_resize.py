@@ -10,7 +10,7 @@ from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 from transformers import CLIPImageProcessor
 
-from pipeline.media.resize import RESIZE_BACKEND, crop_frames, resize_frames
+from pipeline.media.resize import crop_frames, resize_backend, resize_frames
 
 ROOT = Path(__file__).parents[2]
 
@@ -74,7 +74,7 @@ def test_torch_is_not_imported_for_it():
 
 
 def test_the_back_end_names_the_torch_release():
-    assert RESIZE_BACKEND.endswith("/" + torch.__version__.split("+")[0])
+    assert resize_backend().endswith("/" + torch.__version__.split("+")[0])
 
 
 def test_bilinear_pixels_equal_torchvisions():

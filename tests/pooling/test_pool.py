@@ -4,14 +4,13 @@ import math
 import random
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.pooling.contract import Normalisation, Output, Padding, PoolingContract, Truncation
-from pipeline.pooling.pool import finish, pool, pool_frames, pool_tokens
+from pipeline.pooling.pool import finish, pool, pool_tokens
 
 
 def contract(method: str, kind: Any = "none", when: Any = "after", dimensions: int | None = None) -> PoolingContract:
@@ -88,18 +87,3 @@ def test_token_vectors_are_normalised_one_by_one() -> None:
 def test_the_models_own_pooling_is_not_done_here() -> None:
     with pytest.raises(ValueError, match="'model' does not make one vector"):
         pool_tokens(torch.ones(1, 1, 1), torch.ones(1, 1), "model")
-
-
-def test_video_vectors_are_normalised_means_of_normalised_frames() -> None:
-    frames = np.array([[10, 0], [0, 1], [3, 4], [-5, 0]], dtype=np.float32)
-    videos = pool_frames(frames, [2, 1, 1])
-    half = math.sqrt(0.5)  # a long and a short frame vector count the same
-    np.testing.assert_allclose(videos, [[half, half], [0.6, 0.8], [-1, 0]], atol=1e-6)
-    assert videos.dtype == np.float32
-    assert pool_frames(np.zeros((0, 2), np.float32), []).shape == (0, 2)
-
-
-@pytest.mark.parametrize("num_frames", [[2, 1], [4, 2], [5, 0]])
-def test_frames_that_do_not_add_up_are_the_callers_mistake(num_frames: list[int]) -> None:
-    with pytest.raises(ValueError, match="5 frame vectors are not"):
-        pool_frames(np.ones((5, 2), np.float32), num_frames)

@@ -247,6 +247,17 @@ def test_a_wrong_row_is_refused_with_file_row_and_column(
     assert said in message
 
 
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".parquet"])
+def test_a_manifest_is_closed_as_soon_as_it_is_refused_or_no_longer_read(tmp_path: Path, suffix: str) -> None:
+    path = write_manifest(tmp_path, suffix, [GOOD, GOOD | {"id": None}, GOOD | {"id": "g3"}])
+    with pytest.raises(ManifestError) as caught:  # which holds on to the frames that read
+        read_all(path)
+    limited = list(read_manifest(path, limit=1))
+    assert len(limited) == 1 and caught.value.__traceback__ is not None
+    links = [os.path.realpath(f"/proc/self/fd/{number}") for number in os.listdir("/proc/self/fd")]
+    assert os.path.realpath(path) not in links
+
+
 @pytest.mark.parametrize("line", ["[1]", "{", '{"id": "\xff"}', "[" * 100_000])
 def test_a_line_that_is_no_object_is_refused_with_its_line_number(tmp_path: Path, line: str) -> None:
     path = tmp_path / "m.jsonl"

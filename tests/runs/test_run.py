@@ -28,7 +28,7 @@ def config_for(tmp_path: Path, output: str, items: int = 3, **changes: Any) -> C
 
 
 def test_ids_come_from_both_digests() -> None:
-    assert derive_run_id("0123456789abcdef", "f" * 64) == "caption-01234567-ffffffff"
+    assert derive_run_id("0123456789abcdef", "f" * 64, job="caption_videos") == "caption-01234567-ffffffff"
 
 
 @pytest.mark.parametrize("run_id", [None, "nightly"])

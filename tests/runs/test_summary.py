@@ -15,8 +15,9 @@ from pipeline.storage import Folder
 # From DESIGN.md, "What scripts and schedulers may rely on".
 FIELDS = """run_id, config_digest, status, items_in, items_written, items_reused, items_quarantined, items_skipped,
     media_in, fetches, bytes_fetched, frames_decoded, images_decoded, encodes, features_reused, fallbacks,
-    computed_tokens, padded_tokens, prompt_tokens, prompt_padded_tokens, generated_tokens, seconds, quarantine,
-    forecast, environment, store_peak_bytes"""
+    computed_tokens, padded_tokens, prompt_tokens, prompt_padded_tokens, generated_tokens, pages_decoded,
+    texts_embedded, pairs_scored, text_tokens, text_padded_tokens, seconds, quarantine, forecast,
+    environment, store_peak_bytes, points"""
 
 
 def summary(items_in: int, **counts: int) -> dict[str, Any]:
@@ -30,6 +31,7 @@ def summary(items_in: int, **counts: int) -> dict[str, Any]:
         quarantine={"too_large": 1},
         environment={"python": "3"},
         store_peak_bytes=70_000,
+        points={"a__12345678": 9},
     )
 
 
@@ -46,7 +48,7 @@ def test_fields_are_exactly_those_promised() -> None:
         "decode": 2.5,
     }
     assert (found["quarantine"], found["forecast"], found["environment"]) == ({"too_large": 1}, {}, {"python": "3"})
-    assert found["store_peak_bytes"] == 70_000
+    assert (found["store_peak_bytes"], found["points"]) == (70_000, {"a__12345678": 9})
 
 
 @pytest.mark.parametrize("items_in", [5, 7])

@@ -1,0 +1,44 @@
+"""Documents whose pages are read one after another, fetched once for all of them."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+from pipeline.media.source import FetchCounter, read_source
+from pipeline.schema import MediaItem
+
+_DOCUMENTS = 8  # as many as threads that read; each waits with its bytes for the next page
+
+
+@dataclass(slots=True)
+class _Document:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    data: bytes | None = None
+
+
+class SharedSources:
+    """Reads media items whole. The last few documents are kept, so that their pages are fetched once, by any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._documents: OrderedDict[tuple[str, str | None], _Document] = OrderedDict()
+
+    def read(self, media: MediaItem, counter: FetchCounter) -> bytes:
+        """As `read_source`; `counter` counts what was fetched for this very page. Raises what `read_source` raises."""
+        if media.page is None or media.uri is None:
+            return read_source(media, counter)
+        document = self._document((media.uri, media.version))
+        with document.lock:
+            if document.data is None:
+                document.data = read_source(media, counter)
+            return document.data
+
+    def _document(self, key: tuple[str, str | None]) -> _Document:
+        with self._lock:
+            document = self._documents.setdefault(key, _Document())
+            self._documents.move_to_end(key)
+            if len(self._documents) > _DOCUMENTS:
+                self._documents.popitem(last=False)
+            return document

@@ -1,0 +1,43 @@
+"""What a job that embeds writes: a row an item with its vector, and of a document's page its chunks with theirs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pyarrow as pa
+
+
+def vector_schema(media_dimensions: int | None, text_dimensions: int | None, described: dict[str, Any]) -> pa.Schema:
+    """The columns of a part. `described` (spaces, their contracts) travels as the file's metadata `headrace.vectors`.
+
+    `vector` is of the media's space where an item is media, else of the texts'; a page's chunks are of the texts'.
+    """
+    sizes = {size for size in (media_dimensions, text_dimensions) if size is not None}
+    size = sizes.pop() if len(sizes) == 1 else -1
+    chunk = pa.struct(
+        [
+            ("part", pa.int32()),
+            ("start_char", pa.int32()),
+            ("end_char", pa.int32()),
+            ("vector", pa.list_(pa.float32(), text_dimensions or -1)),
+        ]
+    )
+    return pa.schema(
+        [
+            ("item_index", pa.int64()),
+            ("id", pa.string()),
+            ("status", pa.string()),
+            ("code", pa.string()),
+            ("message", pa.string()),
+            ("modality", pa.string()),  # image, video, page or text
+            ("uri", pa.string()),
+            ("page", pa.int32()),  # 0-based
+            ("tenant", pa.string()),
+            ("source_id", pa.string()),
+            ("text", pa.string()),
+            ("vector", pa.list_(pa.float32(), size)),
+            ("chunks", pa.list_(chunk)),
+        ],
+        metadata={"headrace.vectors": json.dumps(described, sort_keys=True)},
+    )

@@ -1,0 +1,136 @@
+"""What a run that makes vectors or scores needs to know of its checkpoints; the store remembers their digests."""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pipeline.config import Config
+from pipeline.errors import ConfigError
+from pipeline.features.codec import encode_record
+from pipeline.features.store import FeatureStore
+from pipeline.models.checkpoint import checkpoint_name
+from pipeline.models.dual_encoder import DualEncoderFacts, ImageTower
+from pipeline.models.embedder import FrameVectors, TextSide, is_dual_encoder
+from pipeline.models.reranker import Scorer, ScorerFacts
+from pipeline.models.vision_language import resolve_model
+from pipeline.schema import Geometry, Modality, RecordSize, VectorSpace, VectorSpaces
+from pipeline.stages.identity import CheckedModel, EncoderIdentity
+
+_MODALITIES: tuple[Modality, ...] = ("image", "video", "page")
+_NO_ENCODER = EncoderIdentity(weights="", processor="", placeholder="", precision="")
+
+
+def checked_vectors(config: Config) -> CheckedModel:
+    """Of a job that embeds. Loads the checkpoints the first time. Raises `ConfigError` for what cannot be used."""
+    dual = is_dual_encoder(config.model)
+    if not dual and config.text.model is not None:
+        raise ConfigError(
+            f"model {config.model!r} embeds texts, and so does text.model {config.text.model!r}: text.model is for "
+            "jobs whose model embeds media; leave one out"
+        )
+    text = _text_space(config)
+    if not dual:
+        return CheckedModel(
+            identity=_NO_ENCODER,
+            verdicts={},
+            rules={},
+            sizes={},
+            parameters={"encoder": 0, "text": text[1]},
+            vectors=VectorSpaces(media=None, text=text[0]),
+        )
+    facts = DualEncoderFacts.load(config.model, config.pooling.contract())
+    known = _remembered(config, config.model, "image", config.encode.dtype, lambda: _weigh(_image_tower(config, facts)))
+    identity = EncoderIdentity(
+        weights=known["weights"],
+        processor=facts.image_digest,
+        placeholder="none",
+        precision=config.encode.dtype,
+        resample=facts.resample,
+    )
+    size = _record_size(facts.dimensions)
+    media = VectorSpace(
+        model=config.model,
+        dimensions=facts.dimensions,
+        contract={**facts.image_contract.as_dict(), "video": config.pooling.video},
+        digest=identity.digest(),
+    )
+    return CheckedModel(
+        identity=identity,
+        verdicts=dict.fromkeys(_MODALITIES, ""),
+        rules=dict.fromkeys(_MODALITIES, facts.image_rule),
+        sizes=dict.fromkeys(_MODALITIES, size),
+        parameters={"encoder": known["parameters"], "text": text[1]},
+        vectors=VectorSpaces(media=media, text=text[0]),
+    )
+
+
+def checked_scorer(config: Config) -> CheckedModel:
+    """Of a job that ranks. Raises `ConfigError` for what cannot be used."""
+    facts = ScorerFacts.load(config.model, config.pooling.contract())
+    if len(facts.labels) != 1:
+        raise ConfigError(
+            f"model {config.model!r} gives scores of {', '.join(facts.labels)}: documents are ranked by one score"
+        )
+    dtype = config.text.dtype
+    known = _remembered(config, config.model, "scorer", dtype, lambda: _weigh(Scorer(facts, dtype=dtype, device="cpu")))
+    return CheckedModel(
+        identity=EncoderIdentity(
+            weights=known["weights"], processor=facts.processing_digest, placeholder="", precision=dtype
+        ),
+        verdicts={},
+        rules={},
+        sizes={},
+        parameters={"encoder": 0, "text": known["parameters"]},
+    )
+
+
+def _text_space(config: Config) -> tuple[VectorSpace, int]:
+    """Where texts' vectors lie, and how many numbers the weights are that make them."""
+    section = config.text
+    side = TextSide.load(config.text_model, config.text_pooling(), section.prompt_name)
+
+    def weigh() -> dict[str, Any]:
+        return _weigh(side.load_model(dtype=section.dtype, device="cpu", attention=section.attention))
+
+    known = _remembered(config, config.text_model, "text", section.dtype, weigh)
+    space = VectorSpace(
+        model=config.text_model,
+        dimensions=side.dimensions,
+        contract=side.contract.as_dict(),
+        digest=side.digest(known["weights"], section.dtype),
+    )
+    return space, known["parameters"]
+
+
+def _image_tower(config: Config, facts: DualEncoderFacts) -> ImageTower:
+    return ImageTower(facts, dtype=config.encode.dtype, device="cpu", attention=config.encode.attention)
+
+
+def _weigh(model: Any) -> dict[str, Any]:
+    return {
+        "weights": model.weights_digest(),
+        "parameters": sum(weight.numel() for weight in model.model.parameters()),
+    }
+
+
+def _remembered(
+    config: Config, model: str, part: str, dtype: str, make: Callable[[], dict[str, Any]]
+) -> dict[str, Any]:
+    folder = FeatureStore(config.store.path, config.store.local_path).folder
+    version = importlib.metadata.version("transformers")
+    name = f"models/{checkpoint_name(resolve_model(model))}-{part}-{dtype}-transformers-{version}.json"
+    if not folder.exists(name):
+        folder.write_json(name, {**make(), "model": model})
+    return dict(folder.read_json(name))
+
+
+def _record_size(dimensions: int) -> RecordSize:
+    """Of what `FrameVectors` stores, measured on an image."""
+    geometry = Geometry(grid=(1, 1, 1), merge_size=1, feature_length=1, original_size=(1, 1), resized_size=(1, 1))
+    vectors = np.zeros((1, dimensions), np.float32)
+    data = encode_record(FrameVectors(slot="image", vectors=vectors, geometry=geometry).record({}))
+    return RecordSize(row_bytes=vectors.nbytes, other_bytes=len(data) - vectors.nbytes)

@@ -1,0 +1,180 @@
+"""A window of the pool pass is done: restore its order and publish its vectors, timings and quarantine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.features.codec import FeatureRecord
+from pipeline.planning.windows import Window
+from pipeline.pooling.frames import pool_frames
+from pipeline.runs.manifest import read_range
+from pipeline.schema import Request
+from pipeline.sinks.parquet import (
+    QUARANTINE_SCHEMA,
+    quarantine_row,
+    restore_window,
+    write_part,
+    write_quarantine,
+    write_timings,
+)
+from pipeline.sinks.vectors import vector_schema
+from pipeline.stages.context import StageContext
+from pipeline.stages.encode_finish import ENCODED_SCHEMA, read_encoded
+from pipeline.stages.encode_plan import load_plan
+from pipeline.stages.outcomes import count_codes, read_outcomes
+from pipeline.stages.pool_plan import pool_plan_name, read_chunks
+
+_ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
+_TIMINGS_SCHEMA = pa.schema(
+    [("item_index", pa.int64()), *((name, pa.float64()) for name in [*_ENCODE_TIMES, "text_embed_ms"])]
+)
+
+
+def part_schema(context: StageContext) -> pa.Schema:
+    """The columns of the run's parts."""
+    spaces = context.checked.vectors
+    assert spaces is not None
+    media, text = (None if space is None else space.dimensions for space in (spaces.media, spaces.text))
+    return vector_schema(media, text, dataclasses.asdict(spaces))
+
+
+@dataclass(kw_only=True, slots=True)
+class _Item:
+    """What the passes left of one item."""
+
+    media: list[dict[str, Any]] = field(default_factory=list)
+    text: str | None = None
+    source_id: str | None = None
+    chunks: list[tuple[int, int]] = field(default_factory=list)
+    pieces: dict[int, dict[str, Any]] = field(default_factory=dict)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+
+
+def finish_pool_window(context: StageContext, window: Window) -> dict[str, Any]:
+    """Publish the window; may be done again and gives the same part.
+
+    Returns the ledger's counts: `counts` (items written, reused, quarantined) and `quarantine` (code → items).
+    Raises `RuntimeError` when an item is missing or there twice.
+    """
+    requests = read_range(context.folder, window.start, window.stop)
+    items = _gather(context, window)
+    vectors = _media_vectors(context, items)
+    sources = _sources(context, window)
+    rows = [_part_row(context, r, items[r.item_index], vectors.get(r.item_index), sources) for r in requests]
+    schema = part_schema(context)
+    write_part(context.folder, window.index, restore_window(rows, window.start, window.stop, schema), schema)
+    timings = [_timing_row(request.item_index, items[request.item_index]) for request in requests]
+    write_timings(context.folder, window.index, pa.Table.from_pylist(timings, _TIMINGS_SCHEMA))
+    letters = [quarantine_row(r.id, failure) for r in requests for failure in items[r.item_index].failures]
+    if letters:
+        write_quarantine(context.folder, window.index, pa.Table.from_pylist(letters, QUARANTINE_SCHEMA))
+    written = [row["item_index"] for row in rows if row["status"] == "ok"]
+    quarantine = count_codes(row["code"] for row in rows)
+    reused = [i for i in written if items[i].media and all(each["reused"] for each in items[i].media)]
+    counts = {
+        "items_written": len(written),
+        "items_reused": len(reused),
+        "items_quarantined": sum(quarantine.values()),
+    }
+    return {"counts": counts, "quarantine": quarantine}
+
+
+def _gather(context: StageContext, window: Window) -> dict[int, _Item]:
+    items: dict[int, _Item] = defaultdict(_Item)
+    if context.checked.verdicts:
+        for row in read_encoded(context, window).to_pylist():
+            item = items[row["item_index"]]
+            (item.failures if row["code"] else item.media).append(row)
+    plan = context.folder.read_json(pool_plan_name(window.index))
+    for failure in plan["failures"]:
+        items[failure["item_index"]].failures.append(failure)
+    for index, row in read_chunks(context, window.index).items():
+        item = items[index]
+        item.text, item.source_id, item.chunks = row["text"], row["source_id"], [tuple(c) for c in row["chunks"]]
+    for table in read_outcomes(context.folder, "pool", window.index, [b["digest"] for b in plan["batches"]]):
+        for piece, vector in zip(table.drop_columns("vector").to_pylist(), table["vector"], strict=True):
+            items[piece["item_index"]].pieces[piece["part"]] = {**piece, "vector": vector.values.to_numpy()}
+    return items
+
+
+def _media_vectors(context: StageContext, items: dict[int, _Item]) -> dict[int, npt.NDArray[np.float32]]:
+    """Item → the vector of its media; reads the window's records, and nothing else of the store."""
+    rows = [row for item in items.values() if not item.failures for row in item.media]
+    records = context.store.fetch([(row["shard"], row["key"]) for row in rows])
+    # This process outlives its pass: a shard that it kept mapped would keep its disk space when it is deleted.
+    context.store.close()
+    return {row["item_index"]: _pooled(context, row, record) for row, record in zip(rows, records, strict=True)}
+
+
+def _pooled(context: StageContext, row: dict[str, Any], record: FeatureRecord | None) -> npt.NDArray[np.float32]:
+    if record is None:
+        raise RuntimeError(f"item_index {row['item_index']}: its vectors left the store under a running job")
+    frames: npt.NDArray[np.float32] = record.tensors["pooler_output"].numpy()  # (T, D)
+    return pool_frames(frames, context.config.pooling.video) if row["modality"] == "video" else frames[0].copy()
+
+
+def _sources(context: StageContext, window: Window) -> dict[int, str]:
+    """Item → the source id of its media."""
+    plan = load_plan(context, window) if context.checked.verdicts else None
+    return {} if plan is None else {media.item_index: media.source_id for media in plan.media}
+
+
+def _part_row(
+    context: StageContext,
+    request: Request,
+    item: _Item,
+    vector: npt.NDArray[np.float32] | None,
+    sources: dict[int, str],
+) -> dict[str, Any]:
+    media = request.media[0] if request.media else None
+    row: dict[str, Any] = dict.fromkeys(part_schema(context).names)
+    row.update(
+        item_index=request.item_index,
+        id=request.id,
+        modality=item.media[0]["modality"] if item.media else ("text" if media is None else media.modality),
+        uri=None if media is None else media.uri,
+        tenant=request.tenant,
+        page=None if media is None else media.page,
+        text=item.text,
+        source_id=item.source_id or sources.get(request.item_index),
+    )
+    if item.failures:
+        row.update(status="quarantined", code=item.failures[0]["code"], message=item.failures[0]["message"])
+        return row
+    if item.pieces.keys() != set(range(len(item.chunks))) or (vector is None and not item.pieces):
+        raise RuntimeError(
+            f"item {request.id!r} (item_index {request.item_index}) has neither failed nor all its vectors: of its "
+            f"{len(item.chunks)} texts those of {sorted(item.pieces)} are there"
+        )
+    row["status"] = "ok"
+    if media is None:
+        row["vector"] = item.pieces[0]["vector"]
+    else:
+        row.update(vector=vector, chunks=_chunk_rows(item))
+    return row
+
+
+def _chunk_rows(item: _Item) -> list[dict[str, Any]] | None:
+    if item.text is None:
+        return None
+    return [
+        {"part": part, "start_char": start, "end_char": end, "vector": item.pieces[part]["vector"]}
+        for part, (start, end) in enumerate(item.chunks)
+    ]
+
+
+def _timing_row(item_index: int, item: _Item) -> dict[str, Any]:
+    """An item's times: its media's and its chunks' added up."""
+    row: dict[str, Any] = {"item_index": item_index}
+    for name in _ENCODE_TIMES:
+        times = [each[name] for each in item.media if each[name] is not None]
+        row[name] = sum(times) if times else None
+    row["text_embed_ms"] = sum(p["text_embed_ms"] for p in item.pieces.values()) if item.pieces else None
+    return row

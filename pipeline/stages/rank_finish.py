@@ -1,0 +1,88 @@
+"""A window of ranking is done: every score in its place, and the documents in their order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from pipeline.errors import ItemError
+from pipeline.planning.windows import Window
+from pipeline.pooling.rank import Pair, ScoreBoard, ranking
+from pipeline.runs.manifest import read_range
+from pipeline.schema import ItemFailure, Request
+from pipeline.sinks.parquet import QUARANTINE_SCHEMA, quarantine_row, restore_window, write_part, write_quarantine
+from pipeline.stages.context import StageContext
+from pipeline.stages.outcomes import count_codes, failure_row, read_outcomes
+from pipeline.stages.pool_plan import pool_plan_name
+
+RANKED_SCHEMA = pa.schema(
+    [
+        ("item_index", pa.int64()),
+        ("id", pa.string()),
+        ("status", pa.string()),
+        ("code", pa.string()),
+        ("message", pa.string()),
+        ("scores", pa.list_(pa.float32())),  # in the order of the documents
+        ("ranking", pa.list_(pa.int32())),  # indices of documents, the best first
+    ]
+)
+
+
+def finish_rank_window(context: StageContext, window: Window) -> dict[str, Any]:
+    """Publish the window; may be done again and gives the same part.
+
+    Returns the ledger's counts, as `finish_pool_window`. Raises `RuntimeError` when a score is missing or there twice.
+    """
+    requests = read_range(context.folder, window.start, window.stop)
+    plan = context.folder.read_json(pool_plan_name(window.index))
+    failures = {failure["item_index"]: failure for failure in plan["failures"]}
+    scores = _scores(context, window, plan)
+    rows = [_part_row(request, scores.get(request.item_index), failures) for request in requests]
+    write_part(
+        context.folder, window.index, restore_window(rows, window.start, window.stop, RANKED_SCHEMA), RANKED_SCHEMA
+    )
+    letters = [quarantine_row(r.id, failures[r.item_index]) for r in requests if r.item_index in failures]
+    if letters:
+        write_quarantine(context.folder, window.index, pa.Table.from_pylist(letters, QUARANTINE_SCHEMA))
+    quarantine = count_codes(row["code"] for row in rows)
+    counts = {
+        "items_written": sum(row["status"] == "ok" for row in rows),
+        "items_quarantined": sum(quarantine.values()),
+    }
+    return {"counts": counts, "quarantine": quarantine}
+
+
+def _scores(
+    context: StageContext, window: Window, plan: dict[str, Any]
+) -> dict[int, npt.NDArray[np.float32] | ItemFailure]:
+    """By item, its documents' scores."""
+    counted = {int(index): count for index, count in plan["num_documents"].items()}
+    numbers = {index: number for number, index in enumerate(counted)}
+    board = ScoreBoard(list(counted.values()))
+    for table in read_outcomes(context.folder, "pool", window.index, [b["digest"] for b in plan["batches"]]):
+        pairs = [
+            Pair(request=numbers[index], document=document)
+            for index, document in zip(table["item_index"].to_pylist(), table["document"].to_pylist(), strict=True)
+        ]
+        board.place(pairs, table["score"].to_numpy())
+    return dict(zip(counted, board.outcomes(), strict=True))
+
+
+def _part_row(
+    request: Request, scores: npt.NDArray[np.float32] | ItemFailure | None, failures: dict[int, dict[str, Any]]
+) -> dict[str, Any]:
+    row: dict[str, Any] = dict.fromkeys(RANKED_SCHEMA.names)
+    row.update(item_index=request.item_index, id=request.id)
+    if scores is not None:
+        assert not isinstance(scores, ItemFailure)
+        try:
+            row.update(status="ok", scores=scores, ranking=ranking(scores))
+        except ItemError as error:
+            failures[request.item_index] = failure_row(request.item_index, None, error)
+    if request.item_index in failures:
+        failure = failures[request.item_index]
+        row.update(status="quarantined", code=failure["code"], message=failure["message"], scores=None, ranking=None)
+    return row

@@ -1,0 +1,157 @@
+"""Turn one window's queries and documents into batches of pairs, and write the plan down."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from pipeline.errors import ItemError
+from pipeline.planning.windows import Window
+from pipeline.pooling.rank import admit_documents, plan_pairs
+from pipeline.runs.manifest import read_range
+from pipeline.runs.receipts import receipt_to_json
+from pipeline.schema import Receipt, Request
+from pipeline.stages.context import StageContext
+from pipeline.stages.outcomes import count_codes, failure_row, pool_batch_receipts
+from pipeline.stages.pool_plan import pool_plan_name
+
+if TYPE_CHECKING:
+    from pipeline.models.reranker import TokenizedText
+
+PAIR_SCHEMA = pa.schema(
+    [
+        ("window", pa.int32()),
+        ("batch", pa.int32()),
+        ("digest", pa.string()),
+        ("receipt", pa.string()),
+        (
+            "items",
+            pa.list_(
+                pa.struct(
+                    [
+                        ("item_index", pa.int64()),
+                        ("document", pa.int32()),
+                        ("input_ids", pa.list_(pa.int32())),
+                        ("type_ids", pa.list_(pa.int8())),
+                    ]
+                )
+            ),
+        ),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class PlanPairsWindow:
+    """Stage: window rows (`index, start, stop`) → batches of pairs still to be done, and receipts of finished ones.
+
+    Requests of a window take turns, so that a wide one neither blocks nor dominates the others.
+    """
+
+    context: StageContext
+
+    def __call__(self, windows: pa.Table) -> Iterator[pa.Table]:
+        """Tables (`PAIR_SCHEMA`) of one row: the plan's receipt and then a batch each, a window after another."""
+        for row in windows.to_pylist():
+            for batch in self._rows(Window(**row)):
+                yield pa.Table.from_pylist([batch], PAIR_SCHEMA)
+
+    def _rows(self, window: Window) -> Iterator[dict[str, Any]]:
+        started = time.perf_counter()
+        requests, tokenized, failures = self._pairs(window)
+        folder, name = self.context.folder, pool_plan_name(window.index)
+        if not folder.exists(name):
+            folder.write_json(name, self._plan(window, requests, tokenized, failures, started))
+        plan = folder.read_json(name)
+        done = pool_batch_receipts(folder, window.index)
+        yield {**_place(window, -1, ""), "receipt": plan["receipt"]}
+        by_index = dict(zip(requests, tokenized, strict=True))
+        for number, batch in enumerate(plan["batches"]):
+            digest = batch["digest"]
+            row = _place(window, number, digest)
+            if (number, digest) in done:
+                yield {**row, "receipt": done[number, digest][1]}
+            else:
+                yield {**row, "items": [_pair_row(i, d, by_index[i][d]) for i, d in batch["pairs"]]}
+
+    def _pairs(self, window: Window) -> tuple[list[int], list[list[TokenizedText]], list[dict[str, Any]]]:
+        """Indices of the requests that can be ranked, their pairs, and failure rows of the others."""
+        indices: list[int] = []
+        tokenized: list[list[TokenizedText]] = []
+        failures: list[dict[str, Any]] = []
+        for request in read_range(self.context.folder, window.start, window.stop):
+            try:
+                tokenized.append(self._tokenized(request))
+                indices.append(request.item_index)
+            except ItemError as error:
+                failures.append(failure_row(request.item_index, None, error))
+        return indices, tokenized, failures
+
+    def _tokenized(self, request: Request) -> list[TokenizedText]:
+        rank, section = self.context.config.rank, self.context.config.text
+        if request.query is None or request.documents is None:
+            missing = "query" if request.query is None else "documents"
+            raise ItemError(
+                "rank", "not_a_request", f"a request to rank has a query and documents, {missing} is missing"
+            )
+        kept = admit_documents(len(request.documents), max_documents=rank.max_documents, above=rank.above)
+        pairs = [(request.query, document) for document in request.documents[:kept]]
+        return self.context.scorer.tokenize_pairs(pairs, section.query_prompt_name)
+
+    def _plan(
+        self,
+        window: Window,
+        indices: list[int],
+        tokenized: list[list[TokenizedText]],
+        failures: list[dict[str, Any]],
+        started: float,
+    ) -> dict[str, Any]:
+        section = self.context.config.text
+        batches = plan_pairs(
+            [[len(text.input_ids) for text in texts] for texts in tokenized],
+            max_batch_tokens=section.max_batch_tokens,
+            max_batch_items=section.max_batch_items,
+        )
+        planned = []
+        for number, pairs in enumerate(batches):
+            places = [[indices[pair.request], pair.document] for pair in pairs]
+            terms = [
+                [*place, tokenized[p.request][p.document].input_ids] for place, p in zip(places, pairs, strict=True)
+            ]
+            digest = hashlib.sha256(json.dumps([window.index, number, terms]).encode()).hexdigest()[:16]
+            planned.append({"digest": digest, "pairs": places})
+        receipt = Receipt(
+            stage="tokenize",
+            window=window.index,
+            batch=-1,
+            digest=hashlib.sha256(repr([batch["digest"] for batch in planned]).encode()).hexdigest()[:16],
+            counts={"batches": len(planned), "items": window.stop - window.start},
+            seconds={"tokenize": time.perf_counter() - started},
+            quarantine=count_codes(failure["code"] for failure in failures),
+        )
+        scored = {str(index): len(texts) for index, texts in zip(indices, tokenized, strict=True)}
+        return {
+            "batches": planned,
+            "num_documents": scored,
+            "failures": failures,
+            "receipt": receipt_to_json(receipt),
+        }
+
+
+def _pair_row(item_index: int, document: int, text: TokenizedText) -> dict[str, Any]:
+    return {
+        "item_index": item_index,
+        "document": document,
+        "input_ids": text.input_ids,
+        "type_ids": text.type_ids,
+    }
+
+
+def _place(window: Window, batch: int, digest: str) -> dict[str, Any]:
+    return {"window": window.index, "batch": batch, "digest": digest, "items": []}

@@ -1,0 +1,143 @@
+"""Which texts a window's items have, cut into the pieces that are embedded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pipeline.errors import ItemError
+from pipeline.language.chunking import chunk_text
+from pipeline.media.document import page_text
+from pipeline.media.shared_source import SharedSources
+from pipeline.media.source import FetchCounter, stat_source
+from pipeline.planning.windows import Window
+from pipeline.runs.manifest import read_range
+from pipeline.schema import MediaItem, Request
+from pipeline.stages.context import StageContext
+from pipeline.stages.encode_finish import read_encoded
+from pipeline.stages.identity import page_source, sha256_content
+from pipeline.stages.outcomes import failure_row
+
+if TYPE_CHECKING:
+    from pipeline.models.embedder import TextSide
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """`text[start_char:end_char]` of an item, by its number there, and its token ids; a whole text has one piece."""
+
+    part: int
+    start_char: int
+    end_char: int
+    input_ids: list[int]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ItemText:
+    """An item's text, where it is from, and its pieces in order."""
+
+    text: str
+    source_id: str
+    pieces: list[Piece]
+
+
+@dataclass(kw_only=True, slots=True)
+class WindowTexts:
+    """By item, what there is to embed; failure rows of items that are out; what was fetched to find it."""
+
+    items: dict[int, ItemText] = field(default_factory=dict)
+    failures: list[dict[str, Any]] = field(default_factory=list)
+    counter: FetchCounter = field(default_factory=FetchCounter)
+
+
+def read_texts(context: StageContext, window: Window) -> WindowTexts:
+    """The window's texts: of rows, whole and truncated; in a job that indexes documents, of pages, in chunks.
+
+    Items that failed in the encode pass have none.
+    """
+    texts = _DocumentTexts(context) if context.config.job == "index_documents" else _RowTexts(context)
+    out: set[int] = set()
+    if context.checked.verdicts:
+        encoded = read_encoded(context, window)
+        out.update(row["item_index"] for row in encoded.select(["item_index", "code"]).to_pylist() if row["code"])
+    found = WindowTexts()
+    for request in read_range(context.folder, window.start, window.stop):
+        if request.item_index in out:
+            continue
+        try:
+            item = texts.of(request, found.counter)
+        except ItemError as error:
+            found.failures.append(failure_row(request.item_index, None, error))
+            continue
+        if item is not None:
+            found.items[request.item_index] = item
+    return found
+
+
+class _RowTexts:
+    """Texts that stand in the manifest: an item is embedded by its text, or by its one media item."""
+
+    def __init__(self, context: StageContext) -> None:
+        self.context = context
+
+    def of(self, request: Request, counter: FetchCounter) -> ItemText | None:
+        text = request.text
+        if text is not None and request.media:
+            raise ItemError("tokenize", "media_and_text", "an item is embedded by its text or its media, it has both")
+        if text is None and len(request.media) != 1:
+            found = f"{len(request.media)} media items" if request.media else "neither text nor media"
+            raise ItemError("tokenize", "not_one_vector", f"an item has one vector, and this one has {found}")
+        if text is None:
+            _check_media(self.context)
+            return None
+        [ids] = self.context.text_side.tokenize([text])
+        if not ids or not text.strip():
+            raise ItemError("tokenize", "empty_text", "there is nothing to embed: the text has no tokens")
+        piece = Piece(part=0, start_char=0, end_char=len(text), input_ids=ids)
+        return ItemText(text=text, source_id=sha256_content(text.encode()), pieces=[piece])
+
+
+class _DocumentTexts:
+    """Text layers of pages; a document is fetched once for all its pages in the window."""
+
+    def __init__(self, context: StageContext) -> None:
+        self.context = context
+        self.sources = SharedSources()
+        self.stat: dict[tuple[str | None, str | None], str] = {}
+
+    def of(self, request: Request, counter: FetchCounter) -> ItemText | None:
+        if len(request.media) != 1:
+            raise ItemError("tokenize", "not_a_page", f"a row is one document or image, it has {len(request.media)}")
+        [media] = request.media
+        if media.page is None:
+            _check_media(self.context)
+            return None
+        text = page_text(self.sources.read(media, counter), media.page)
+        pieces = _chunks(self.context, self.context.text_side, text)
+        if not pieces and not self.context.checked.verdicts:
+            raise ItemError("tokenize", "empty_text", f"{media.name} has no text, and the job no model for its picture")
+        return ItemText(text=text, source_id=self._source_id(media), pieces=pieces)
+
+    def _source_id(self, media: MediaItem) -> str:
+        """As the encode pass has it; each document is asked for once."""
+        key = (media.uri, media.version) if media.uri is not None else (None, sha256_content(media.data or b""))
+        if key not in self.stat:
+            self.stat[key] = stat_source(media).source_id
+        return page_source(media, self.stat[key], self.context.config.document.dpi)
+
+
+def _check_media(context: StageContext) -> None:
+    if not context.checked.verdicts:
+        model = context.config.model
+        raise ItemError("admit", "modality_not_supported", f"{model} embeds texts, and the item is an image or video")
+
+
+def _chunks(context: StageContext, side: TextSide, text: str) -> list[Piece]:
+    section = context.config.text
+    limit = min(section.chunk_tokens or side.max_tokens, side.max_tokens)
+    chunks = chunk_text(side.tokenizer, text, limit, section.chunk_overlap_tokens, side.prompt)
+    ids = side.tokenize([text[chunk.start_char : chunk.end_char] for chunk in chunks])
+    return [
+        Piece(part=part, start_char=chunk.start_char, end_char=chunk.end_char, input_ids=input_ids)
+        for part, (chunk, input_ids) in enumerate(zip(chunks, ids, strict=True))
+    ]

