@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import uuid
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
 from typing import Any
@@ -29,7 +30,7 @@ from pipeline.sinks.contract import (
     points_schema,
 )
 from pipeline.sinks.points import batches, by_tenant, conform, item_batches, query_vector
-from pipeline.sinks.versions import delete_everywhere, described, refuse_other
+from pipeline.sinks.versions import check_name, delete_everywhere, described, refuse_other
 
 _POINTERS = "headrace_collections"
 _POINTERS_SCHEMA = pa.schema([("name", pa.string()), ("physical", pa.string()), ("described", pa.string())])
@@ -39,7 +40,8 @@ _KEY = {"lance-schema:unenforced-primary-key": "true"}
 _CONFLICTS = ("conflict", "concurrent", "retry_timeout")
 _CUT_OFF = ("timed out", "timeout", "connection", "throttl", "slowdown", "too many requests", "503 ", "internal server")
 _DENIED = ("permission denied", "permissiondenied", "access denied", "accessdenied", "unauthenticated", "credential")
-_REFINE_FACTOR = 4  # candidates of the quantised index, compared exactly
+_REFINE_FACTOR = 4  # candidates of the quantised index for each hit, compared exactly
+_LEAST_CANDIDATES = 100  # that the graph of the index follows; not tuned
 
 
 class LanceDBSink:
@@ -56,6 +58,7 @@ class LanceDBSink:
         return type(self), (self._section,)
 
     def prepare(self, collection: Collection) -> None:
+        check_name(collection, self._section.collection)
         self._try(partial(self._prepare, collection))
 
     def write(self, collection: Collection, points: pa.Table) -> Acknowledged:
@@ -128,8 +131,8 @@ class LanceDBSink:
             self._db.create_table(collection.physical, schema=schema, exist_ok=True)
         found = self._open(collection.physical).schema
         refuse_other(collection, _terms(found), _terms(schema), self._section.uri)
-        probe = f"headrace_check_{collection.physical}"
-        self._db.create_table(probe, schema=_POINTERS_SCHEMA, mode="overwrite")
+        probe = f"headrace_check_{uuid.uuid4().hex}"  # shows the right to write, also where the table is there
+        self._db.create_table(probe, schema=_POINTERS_SCHEMA)
         self._db.drop_table(probe)
 
     def _upsert(self, physical: str, batch: pa.Table) -> None:
@@ -172,8 +175,9 @@ class LanceDBSink:
         physical, terms = self._pointer(name)
         conditions = " AND ".join([_items_condition(tenant, None), *map(_condition, where.conditions())])
         query = self._open(physical).search(query_vector(vector, terms["dimensions"]), vector_column_name="vector")
-        query = query.distance_type(terms["metric"]).where(conditions, prefilter=True).refine_factor(_REFINE_FACTOR)
-        rows = query.limit(limit).select([*HIT_COLUMNS, "_distance"]).to_arrow().to_pylist()
+        query = query.distance_type(terms["metric"]).where(conditions, prefilter=True).limit(limit)
+        query = query.refine_factor(_REFINE_FACTOR).ef(max(_LEAST_CANDIDATES, 2 * _REFINE_FACTOR * limit))
+        rows = query.select([*HIT_COLUMNS, "_distance"]).to_arrow().to_pylist()
         return [Hit(score=_score(terms["metric"], row.pop("_distance")), **row) for row in rows]
 
     def _pointer(self, name: str) -> tuple[str, dict[str, Any]]:

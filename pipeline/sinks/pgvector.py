@@ -30,11 +30,12 @@ from pipeline.sinks.contract import (
     is_version_of,
 )
 from pipeline.sinks.points import batches, by_tenant, conform, item_batches, query_vector, vectors
-from pipeline.sinks.versions import delete_everywhere, described, refuse_other
+from pipeline.sinks.versions import check_name, delete_everywhere, described, refuse_other
 
 _log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 10
 _OLDEST_EXTENSION = (0, 8)  # iterative scans: without them a filtered search by index finds less than there is
+_LEAST_CANDIDATES, _MOST_CANDIDATES = 100, 1_000  # that the graph of the index follows: not tuned; pgvector's limit
 _MOST_INDEXED_DIMENSIONS = 2_000  # of an HNSW index over `vector` (pgvector 0.8)
 _COLUMNS = {
     "id": "uuid",
@@ -80,6 +81,7 @@ class PgvectorSink:
         return type(self), (self._section,)
 
     def prepare(self, collection: Collection) -> None:
+        check_name(collection, self._section.collection)
         self._try(partial(self._prepare, collection))
 
     def write(self, collection: Collection, points: pa.Table) -> Acknowledged:
@@ -187,7 +189,7 @@ class PgvectorSink:
                 self._create(connection, collection)
             found, expected = self._terms(connection, collection.physical), _expected_terms(collection)
             refuse_other(collection, found, expected, f"${self._section.dsn_env}, schema {self._section.schema_name},")
-            self._check_privileges(connection, collection.physical)
+            self._refuse_foreign(connection, collection)
 
     def _prepare_server(self, connection: Any) -> None:
         connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
@@ -222,13 +224,21 @@ class PgvectorSink:
         )
         self._set_comment(connection, "TABLE", collection.physical, described(collection))
 
-    def _check_privileges(self, connection: Any, physical: str) -> None:
-        query = (
-            "SELECT has_table_privilege(%(table)s, 'INSERT') AND has_table_privilege(%(table)s, 'UPDATE') "
-            "AND has_table_privilege(%(table)s, 'DELETE') AND has_table_privilege(%(table)s, 'SELECT')"
+    def _refuse_foreign(self, connection: Any, collection: Collection) -> None:
+        """Only who owns the table may index it, and only who may create in the schema can switch the view."""
+        rights = (
+            "SELECT has_schema_privilege(relnamespace, 'CREATE') FROM pg_class "
+            "WHERE oid = ANY(ARRAY[to_regclass(%(table)s), to_regclass(%(view)s)]) "
+            "AND pg_has_role(relowner, 'USAGE') = %(owned)s"
         )
-        if not connection.execute(query, {"table": self._qualified(physical)}).fetchone()[0]:
-            raise ConfigError(f"${self._section.dsn_env} may not select, insert, update and delete in {physical}")
+        names = {"table": self._qualified(collection.physical), "view": self._qualified(collection.name)}
+        owned = connection.execute(rights, {**names, "owned": True}).fetchall()
+        foreign = connection.execute(rights, {**names, "owned": False}).fetchall()
+        if foreign or not all(may_create for (may_create,) in owned):
+            raise ConfigError(
+                f"the role of ${self._section.dsn_env} has to own {collection.physical} and {collection.name}, "
+                f"and to have the right to create in schema {self._section.schema_name}"
+            )
 
     def _terms(self, connection: Any, physical: str) -> dict[str, object]:
         query = (
@@ -344,7 +354,9 @@ class PgvectorSink:
             _register_vector(connection)
             values["vector"] = query_vector(vector, told["dimensions"])
             connection.execute("SET LOCAL hnsw.iterative_scan TO strict_order")
-            connection.execute(f"SET LOCAL hnsw.ef_search TO {min(1_000, max(40, limit))}")
+            connection.execute(
+                f"SET LOCAL hnsw.ef_search TO {min(_MOST_CANDIDATES, max(_LEAST_CANDIDATES, 2 * limit))}"
+            )
             rows = self._execute(connection, query, values, told["physical"]).fetchall()
         return [
             Hit(score=float(score), id=str(id_), **dict(zip(HIT_COLUMNS[1:], rest, strict=True)))

@@ -30,7 +30,7 @@ from pipeline.sinks.contract import (
     is_version_of,
 )
 from pipeline.sinks.points import batches, by_tenant, conform, item_batches, query_vector, vectors
-from pipeline.sinks.versions import delete_everywhere, refuse_other
+from pipeline.sinks.versions import check_name, delete_everywhere, refuse_other
 
 _log = logging.getLogger(__name__)
 _DISTANCES = {"cosine": "Cosine", "dot": "Dot", "l2": "Euclid"}
@@ -54,6 +54,7 @@ class QdrantSink:
         return type(self), (self._section,)
 
     def prepare(self, collection: Collection) -> None:
+        check_name(collection, self._section.collection)
         self._try(partial(self._prepare, collection))
 
     def write(self, collection: Collection, points: pa.Table) -> Acknowledged:
@@ -258,6 +259,7 @@ class QdrantSink:
 def _client() -> Any:
     try:
         import qdrant_client
+        import qdrant_client.models
     except ImportError as error:
         raise ConfigError(f"sinks.qdrant needs its client ({error}): pip install 'headrace[qdrant]'") from error
     return qdrant_client

@@ -17,6 +17,12 @@ def described(collection: Collection) -> dict[str, str | int]:
     return {"dimensions": collection.dimensions, "metric": collection.metric, "version": collection.version}
 
 
+def check_name(collection: Collection, configured: str) -> None:
+    """Raises `ValueError` for a collection of another name than the configured one: deletions would not reach it."""
+    if collection.name != configured:
+        raise ValueError(f"this sink holds the collection {configured!r}, got {collection.name!r}")
+
+
 def refuse_other(collection: Collection, found: Mapping[str, object], expected: Mapping[str, object], at: str) -> None:
     """Raises `ConfigError` naming every difference between the table that is there and the one that is wanted."""
     differences = [

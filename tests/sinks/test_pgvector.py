@@ -131,20 +131,44 @@ def test_a_column_more_is_refused(section: PgvectorSection, connection: Any) -> 
         sink.prepare(collection)
 
 
-def test_who_may_only_read_is_refused(
-    section: PgvectorSection, connection: Any, postgres: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("foreign", ["documents", "documents__01234567", "the schema"])
+def test_a_role_that_could_not_finish_the_run_is_refused(
+    foreign: str, section: PgvectorSection, connection: Any, postgres: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, collection = PgvectorSink(section), make_collection()
+    sink.prepare(collection)
+    sink.switch(collection)
+    names = {
+        "role": sql.Identifier(section.schema_name.lower()),
+        "schema": sql.Identifier(section.schema_name),
+        "view": sql.Identifier(section.schema_name, "documents"),
+        "table": sql.Identifier(section.schema_name, collection.physical),
+    }
+    allowed = {
+        "documents": "ALTER VIEW {view} OWNER TO {role}",
+        "documents__01234567": "ALTER TABLE {table} OWNER TO {role}",
+        "the schema": "GRANT CREATE ON SCHEMA {schema} TO {role}",
+    }
+    statements = ["CREATE ROLE {role} LOGIN", "GRANT USAGE ON SCHEMA {schema} TO {role}", *allowed.values()]
+    for statement in statements:
+        if statement != allowed[foreign]:
+            connection.execute(sql.SQL(statement).format(**names))
+    connection.execute(sql.SQL("GRANT ALL ON ALL TABLES IN SCHEMA {schema} TO {role}").format(**names))
+    monkeypatch.setenv(section.dsn_env, make_conninfo(postgres, user=section.schema_name.lower()))
+    with pytest.raises(
+        ConfigError, match="has to own documents__01234567 and documents, and to have the right to create"
+    ):
+        sink.prepare(collection)
+    connection.execute(sql.SQL(allowed[foreign]).format(**names))
+    sink.prepare(collection)
+    sink.switch(collection)
+
+
+def test_a_server_that_only_reads_is_refused(
+    section: PgvectorSection, postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collection = make_collection()
     PgvectorSink(section).prepare(collection)
-    role = section.schema_name.lower()
-    schema, table = section.schema_name, collection.physical
-    connection.execute(sql.SQL("CREATE ROLE {} LOGIN").format(sql.Identifier(role)))
-    for grant in ("USAGE ON SCHEMA {schema}", "SELECT, INSERT ON {table}"):
-        names = {"schema": sql.Identifier(schema), "table": sql.Identifier(schema, table), "role": sql.Identifier(role)}
-        connection.execute(sql.SQL(f"GRANT {grant} TO {{role}}").format(**names))
-    monkeypatch.setenv(section.dsn_env, make_conninfo(postgres, user=role))
-    with pytest.raises(ConfigError, match="may not select, insert, update and delete in documents__01234567"):
-        PgvectorSink(section).prepare(collection)
     monkeypatch.setenv(section.dsn_env, make_conninfo(postgres, options="-c default_transaction_read_only=on"))
     with pytest.raises(ConfigError, match="read-only transaction"):
         PgvectorSink(section).prepare(collection)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import qdrant_client
+import qdrant_client.models
 from sample_points import documents, make_collection
 
 from pipeline.config import QdrantSection
@@ -106,7 +107,7 @@ def test_a_folder_that_is_open_elsewhere_is_waited_for(make_section: Callable[..
     sink, collection = QdrantSink(section), make_collection()
     sink.prepare(collection)
     other = qdrant_client.QdrantClient(path=section.path)
-    threading.Timer(0.05, other.close).start()
+    threading.Timer(0.15, other.close).start()
     sink.write(collection, documents(1))
     assert sink.count(collection) == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 from collections.abc import Callable
 from typing import Any, get_args
@@ -159,6 +160,12 @@ def test_a_table_made_for_something_else_is_refused(sink: Sink, changes: dict[st
         sink.prepare(make_collection(**changes))
     assert said in str(caught.value)
     assert "documents__01234567" in str(caught.value)
+
+
+def test_a_collection_that_deletions_would_not_reach_is_refused(sink: Sink) -> None:
+    other = dataclasses.replace(make_collection(), name="other")
+    with pytest.raises(ValueError, match="this sink holds the collection 'documents', got 'other'"):
+        sink.prepare(other)
 
 
 @pytest.mark.parametrize("store", ["lancedb", "pgvector"])
