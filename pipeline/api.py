@@ -17,7 +17,7 @@ from pipeline.config import Config, load_config, parse_config
 from pipeline.errors import ConfigError
 from pipeline.features.codec import TensorView
 from pipeline.features.store import FeatureStore
-from pipeline.runs.run import output_folder
+from pipeline.runs.run import TEXTS, output_folder
 from pipeline.runs.summary import SUMMARY_NAME
 from pipeline.runs.tables import write_manifest
 from pipeline.stages.encoded import DescribeEncoded
@@ -35,7 +35,23 @@ def caption(manifest: Manifest, config: Configuration) -> ray.data.Dataset:
     has is used, one that it has not is started, and either is left running. Raises what `flow.run` raises, and
     `QuarantineLimitError` only after the results are written.
     """
+    return _run(manifest, config, ("caption_videos",))
+
+
+def embed(manifest: Manifest, config: Configuration) -> ray.data.Dataset:
+    """As `caption`, of the jobs `embed_backfill` and `index_documents`: rows with the vectors of media and texts."""
+    return _run(manifest, config, ("embed_backfill", "index_documents"))
+
+
+def rerank(manifest: Manifest, config: Configuration) -> ray.data.Dataset:
+    """As `caption`, of the job `rerank`: rows with the scores of a request's documents and their ranking."""
+    return _run(manifest, config, ("rerank",))
+
+
+def _run(manifest: Manifest, config: Configuration, jobs: tuple[str, ...]) -> ray.data.Dataset:
     checked = _with_input(manifest, config)
+    if checked.job not in jobs:
+        raise ConfigError(f"job is {checked.job!r}, this runs {' and '.join(jobs)}")
     engine.start_ray(checked.ray)
     ended = flow.run(checked)
     return engine.parts_dataset(output_folder(checked).sub(ended["run_id"]))
@@ -75,7 +91,7 @@ def _with_input(manifest: Manifest, config: Configuration) -> Config:
         raise TypeError(f"a manifest is a path, a Ray dataset or an Arrow table, got {type(manifest).__name__}")
     checked = _checked(config, input="")  # a refused configuration is said before the rows are read
     with contextlib.closing(_tables(manifest)) as tables:  # what a refused row has read so far ends here
-        return checked.model_copy(update={"input": write_manifest(tables, output_folder(checked))})
+        return checked.model_copy(update={"input": write_manifest(tables, output_folder(checked), TEXTS.get(checked.job, ()))})
 
 
 def _tables(manifest: pa.Table | ray.data.Dataset) -> Generator[pa.Table]:

@@ -31,7 +31,7 @@ _NAMES = {
     "index_documents": "documents",
     "rerank": "rerank",
 }
-_TEXTS: dict[str, tuple[str, ...]] = {"embed_backfill": ("text",), "rerank": ("query", "documents")}
+TEXTS: dict[str, tuple[str, ...]] = {"embed_backfill": ("text",), "rerank": ("query", "documents")}
 
 
 def derive_run_id(config_digest: str, manifest_digest: str, *, job: str) -> str:
@@ -58,7 +58,7 @@ def start_run(config: Config) -> Iterator[Run]:
     A named run that has its listing reads only that: `config.input` is not looked at again. Raises `ConfigError` when
     the folder belongs to another configuration or listing, and what `run_lock` and `freeze_manifest` raise.
     """
-    texts, expand_pages = _TEXTS.get(config.job, ()), config.job == "index_documents"
+    texts, expand_pages = TEXTS.get(config.job, ()), config.job == "index_documents"
     if config.run_id is not None:
         if not output_folder(config).sub(config.run_id).exists(FROZEN_INDEX):
             check_input(config.input)  # before anything is written

@@ -7,7 +7,7 @@ import os
 import posixpath
 import shutil
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -21,16 +21,16 @@ _FOLDER = "_manifests"  # no run has such a name
 _ROWS = 256  # at a time: rows with inline bytes are megabytes each
 
 
-def write_manifest(tables: Iterable[pa.Table], output: Folder) -> str:
+def write_manifest(tables: Iterable[pa.Table], output: Folder, texts: Sequence[str] = ()) -> str:
     """Write the rows of `tables`, streamed, to `_manifests/<digest>.parquet` under `output`; returns its URL.
 
-    Columns are those of a manifest; relative URIs start at the working directory. Equal rows in the same order have
+    Columns are those of a manifest, with `texts` as `read_manifest` has them; relative URIs start at the working directory. Equal rows in the same order have
     the same name, so that a run finds its manifest again. Raises `ManifestError` naming row and column.
     """
     digest = hashlib.sha256()
     with tempfile.NamedTemporaryFile(prefix="headrace-manifest-") as file:
         with pq.ParquetWriter(file, FROZEN_SCHEMA, compression="zstd") as writer:
-            for rows in _checked(tables):
+            for rows in _checked(tables, texts):
                 for row in rows:
                     digest.update(_canonical(row))
                 writer.write_table(pa.Table.from_pylist(rows, FROZEN_SCHEMA))
@@ -42,14 +42,14 @@ def write_manifest(tables: Iterable[pa.Table], output: Folder) -> str:
     return posixpath.join(output.url, name)
 
 
-def _checked(tables: Iterable[pa.Table]) -> Iterator[list[dict[str, Any]]]:
+def _checked(tables: Iterable[pa.Table], texts: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
     """Rows of `FROZEN_SCHEMA`, some at a time."""
     start = 0
     for table in tables:
         _check_columns(tuple(table.column_names), _place(start))
         known = table.select([name for name in table.column_names if name in _COLUMNS])
         for batch in known.to_batches(max_chunksize=_ROWS):
-            requests = (_request(row, i, _place(i)) for i, row in enumerate(batch.to_pylist(), start))
+            requests = (_request(row, i, _place(i), texts) for i, row in enumerate(batch.to_pylist(), start))
             yield [_frozen_row(request) for request in requests]
             start += batch.num_rows
 

@@ -62,12 +62,12 @@ def files(folder: Path, pattern: str) -> dict[str, tuple[bytes, int]]:
 
 
 class Driver:
-    """`python -m jobs.caption_videos` as a session of its own, which all processes of its Ray belong to."""
+    """`python -m jobs.NAME` as a session of its own, which all processes of its Ray belong to."""
 
-    def __init__(self, job: Job, *settings: str) -> None:
+    def __init__(self, job: Job, *settings: str, name: str = "caption_videos") -> None:
         self.scratch = tempfile.mkdtemp(prefix="hr", dir="/tmp")  # short: Ray's sockets lie below it
         self.log = Path(self.scratch) / "log"
-        command = [sys.executable, "-m", "jobs.caption_videos", "--config", str(job.config)]
+        command = [sys.executable, "-m", f"jobs.{name}", "--config", str(job.config)]
         for setting in settings:
             command += ["--set", setting]
         environment = {**os.environ, "TMPDIR": self.scratch, "RAY_TMPDIR": self.scratch}
