@@ -91,7 +91,9 @@ def _with_input(manifest: Manifest, config: Configuration) -> Config:
         raise TypeError(f"a manifest is a path, a Ray dataset or an Arrow table, got {type(manifest).__name__}")
     checked = _checked(config, input="")  # a refused configuration is said before the rows are read
     with contextlib.closing(_tables(manifest)) as tables:  # what a refused row has read so far ends here
-        return checked.model_copy(update={"input": write_manifest(tables, output_folder(checked), TEXTS.get(checked.job, ()))})
+        return checked.model_copy(
+            update={"input": write_manifest(tables, output_folder(checked), TEXTS.get(checked.job, ()))}
+        )
 
 
 def _tables(manifest: pa.Table | ray.data.Dataset) -> Generator[pa.Table]:

@@ -377,7 +377,7 @@ def end_actors() -> None:
 class Background:
     """Small tasks beside a pass (publishing windows), at most `limit` at a time, collected as they end."""
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
         self._waiting: deque[tuple[Any, tuple[Any, ...]]] = deque()
         self._pending: list[Any] = []
@@ -388,7 +388,7 @@ class Background:
         self._start()
 
     def _start(self) -> None:
-        while self._waiting and (self._limit is None or len(self._pending) < self._limit):
+        while self._waiting and len(self._pending) < self._limit:
             function, arguments = self._waiting.popleft()
             self._pending.append(function.remote(*arguments))
 

@@ -243,9 +243,11 @@ class _Driver:
             self.run.lock.check()
 
     def _background(self) -> engine.Background:
-        # A folder of Qdrant's is opened by one process at a time.
+        # Each of a crowd would start a process of its own: seconds of imports for milliseconds of work. And a folder of
+        # Qdrant's is opened by one at a time.
         qdrant = self.config.sinks.qdrant
-        return engine.Background(limit=1 if qdrant is not None and qdrant.path is not None else None)
+        alone = qdrant is not None and qdrant.path is not None
+        return engine.Background(limit=1 if alone else 2 * engine.num_nodes())
 
     def _segments(self, context: StageContext, windows: list[Window]) -> Iterator[list[Window]]:
         """Runs of windows that are encoded, generated, written and released together."""

@@ -16,7 +16,7 @@ from pipeline.config import Config, parse_config
 from pipeline.errors import ConfigError
 from pipeline.models.embedder import TextSide, embed_texts
 from pipeline.sinks.contract import Filter, Hit, point_id
-from pipeline.sinks.delivery import TEXTS_SUFFIX, chunk_text_of
+from pipeline.sinks.delivery import chunk_text_of, texts_section
 from pipeline.sinks.registry import open_sink, sections
 from pipeline.storage import Folder
 
@@ -92,9 +92,9 @@ def _hits(
     stores = sections(config.sinks)
     if not stores:
         return _nearest(run, kinds, vector, limit=limit, tenant=tenant)
-    name = stores[0].collection + (TEXTS_SUFFIX if of == "texts" and config.text.model is not None else "")
+    section = texts_section(stores[0]) if of == "texts" and config.text.model is not None else stores[0]
     where: Any = Filter(kinds=tuple(kinds))  # type: ignore[arg-type]
-    return open_sink(stores[0]).search(name, vector, limit, tenant=tenant, where=where)
+    return open_sink(section).search(section.collection, vector, limit, tenant=tenant, where=where)
 
 
 def _nearest(

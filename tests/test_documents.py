@@ -48,9 +48,14 @@ def rows_of(config: Config, summary: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_every_page_is_indexed_or_quarantined_and_its_chunks_say_where_they_stand(tmp_path: Path) -> None:
-    config = configured(tmp_path)
+    config = configured(tmp_path, sinks={"lancedb": {"uri": str(tmp_path / "lance"), "collection": "pages"}})
     summary = flow.run(config)
     rows = rows_of(config, summary)
+    counts = {name.partition("__")[0]: count for name, count in summary["points"].items()}
+    assert counts == {
+        "pages": summary["items_written"],
+        "pages_texts": sum(len(row["chunks"] or ()) for row in rows),
+    }
     truth = [json.loads(line) for line in (tmp_path / "drawn" / "truth.jsonl").read_text().splitlines()]
     assert summary["items_in"] == len(rows) == summary["items_written"] + summary["items_quarantined"]
     assert {row["id"]: row["code"] for row in rows if row["code"]} == FAILURES

@@ -110,7 +110,7 @@ def ray_session(options: object) -> Iterator[float]:
 class Background:
     """Does everything at once."""
 
-    def __init__(self, limit: int | None = None) -> None:
+    def __init__(self, limit: int) -> None:
         self._results: list[Any] = []
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> None:

@@ -24,8 +24,9 @@ _ROWS = 256  # at a time: rows with inline bytes are megabytes each
 def write_manifest(tables: Iterable[pa.Table], output: Folder, texts: Sequence[str] = ()) -> str:
     """Write the rows of `tables`, streamed, to `_manifests/<digest>.parquet` under `output`; returns its URL.
 
-    Columns are those of a manifest, with `texts` as `read_manifest` has them; relative URIs start at the working directory. Equal rows in the same order have
-    the same name, so that a run finds its manifest again. Raises `ManifestError` naming row and column.
+    Columns are those of a manifest, with `texts` as `read_manifest` has them; relative URIs start at the working
+    directory. Equal rows in the same order have the same name, so that a run finds its manifest again. Raises
+    `ManifestError` naming row and column.
     """
     digest = hashlib.sha256()
     with tempfile.NamedTemporaryFile(prefix="headrace-manifest-") as file:

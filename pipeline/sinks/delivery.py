@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,31 +16,26 @@ from pipeline.schema import VectorSpace, VectorSpaces
 from pipeline.sinks.contract import Collection, ItemKey, Selector, Sink, point_id, points_schema
 from pipeline.sinks.registry import SinkSection, open_sink, sections
 
-TEXTS_SUFFIX = "_texts"
+_TEXTS_SUFFIX = "_texts"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Delivery:
-    """One sink, and the collections in it: of vectors of media, and of those of texts. One may be both.
+    """One collection of a sink, and which vectors go there: those of media, those of texts, or both.
 
-    Vectors of two models do not compare, so they are in two collections, the texts' with `_texts` after its name.
+    `section.collection` is the collection's name.
     """
 
     section: SinkSection
-    media: Collection | None
-    texts: Collection | None
+    collection: Collection
+    media: bool
+    texts: bool
 
     @property
     def ledger_name(self) -> str:
-        """What the run's ledger calls this sink: another place, collection or version is another sink."""
-        versions = [None if each is None else each.physical for each in (self.media, self.texts)]
-        terms = [type(self.section).__name__, self.section.model_dump(mode="json"), versions]
+        """What the run's ledger calls it: another place, collection or version is another."""
+        terms = [type(self.section).__name__, self.section.model_dump(mode="json"), self.collection.physical]
         return f"sink_{hashlib.sha256(canonical_json(terms)).hexdigest()[:12]}"
-
-    @property
-    def collections(self) -> list[Collection]:
-        """Each once."""
-        return list(dict.fromkeys(each for each in (self.media, self.texts) if each is not None))
 
     def open(self) -> Sink:
         """The sink; it connects when it is first used."""
@@ -49,44 +44,50 @@ class Delivery:
 
 def deliveries(sinks: Sinks, spaces: VectorSpaces) -> list[Delivery]:
     """Where the vectors of these spaces go."""
-    return [_delivery(section, spaces) for section in sections(sinks)]
+    return [delivery for section in sections(sinks) for delivery in _deliveries(section, spaces)]
 
 
-def _delivery(section: SinkSection, spaces: VectorSpaces) -> Delivery:
+def texts_section(section: SinkSection) -> SinkSection:
+    """The section of texts whose vectors do not compare with those of media: another collection."""
+    return section.model_copy(update={"collection": f"{section.collection}{_TEXTS_SUFFIX}"})
+
+
+def _deliveries(section: SinkSection, spaces: VectorSpaces) -> Iterator[Delivery]:
     media, texts = spaces.media, spaces.text
-    one = media is None or texts is None or (media.model == texts.model and media.dimensions == texts.dimensions)
-    version = hashlib.sha256(canonical_json([each.digest for each in (media, texts) if each is not None])).hexdigest()
-    first = None if media is None else _collection(section.collection, media, version if one else media.digest)
-    if texts is None:
-        return Delivery(section=section, media=first, texts=None)
-    name = section.collection if one else f"{section.collection}{TEXTS_SUFFIX}"
-    return Delivery(section=section, media=first, texts=_collection(name, texts, version if one else texts.digest))
+    if media is not None and texts is not None and media.model == texts.model:
+        version = hashlib.sha256(canonical_json([media.digest, texts.digest])).hexdigest()
+        yield Delivery(section=section, collection=_collection(section, media, version), media=True, texts=True)
+        return
+    if media is not None:
+        yield Delivery(section=section, collection=_collection(section, media, media.digest), media=True, texts=False)
+    if texts is not None:
+        own = section if media is None else texts_section(section)
+        yield Delivery(section=own, collection=_collection(own, texts, texts.digest), media=False, texts=True)
 
 
-def _collection(name: str, space: VectorSpace, version: str) -> Collection:
-    return Collection(name=name, dimensions=space.dimensions, metric="cosine", version=version)
+def _collection(section: SinkSection, space: VectorSpace, version: str) -> Collection:
+    return Collection(name=section.collection, dimensions=space.dimensions, metric="cosine", version=version)
 
 
 def deliver(delivery: Delivery, part: pa.Table) -> None:
-    """Make the points of a part's items those of the sink: returns when it has acknowledged them.
+    """Make the points of a part's items those of the collection: returns when it has acknowledged them.
 
     Items that are quarantined have none. Raises what `Sink.replace_items` raises.
     """
-    sink = delivery.open()
     keys = zip(part["tenant"].to_pylist(), part["id"].to_pylist(), strict=True)
     items = [ItemKey(tenant=tenant, item_id=item_id) for tenant, item_id in keys]
-    points: dict[Collection, list[dict[str, Any]]] = {collection: [] for collection in delivery.collections}
-    for row in part.filter(pc.equal(part["status"], "ok")).to_pylist():
-        own = delivery.texts if row["modality"] == "text" else delivery.media
-        if row["vector"] is not None:
-            assert own is not None
-            points[own].append(_point(row, row["modality"], 0, row["text"] if row["modality"] == "text" else None))
-        for chunk in row["chunks"] or ():
-            assert delivery.texts is not None
-            points[delivery.texts].append(_chunk_point(row, chunk))
-    for collection, rows in points.items():
-        table = pa.Table.from_pylist(rows, points_schema(collection.dimensions))
-        sink.replace_items(collection, table, items)
+    written = part.filter(pc.equal(part["status"], "ok")).to_pylist()
+    points = [point for row in written for point in _points(delivery, row)]
+    table = pa.Table.from_pylist(points, points_schema(delivery.collection.dimensions))
+    delivery.open().replace_items(delivery.collection, table, items)
+
+
+def _points(delivery: Delivery, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    is_text = row["modality"] == "text"
+    if row["vector"] is not None and (delivery.texts if is_text else delivery.media):
+        yield _point(row, row["modality"], 0, row["text"] if is_text else None)
+    if delivery.texts:
+        yield from (_chunk_point(row, chunk) for chunk in row["chunks"] or ())
 
 
 def _point(row: dict[str, Any], kind: Any, part: int, text: str | None) -> dict[str, Any]:
@@ -115,13 +116,11 @@ def chunk_text_of(row: dict[str, Any], chunk: dict[str, Any]) -> str:
 
 
 def finish(delivery: Delivery) -> dict[str, int]:
-    """Build the indexes, and have the names mean these versions; points by collection."""
-    sink = delivery.open()
-    for collection in delivery.collections:
-        sink.finish(collection)
-    for collection in delivery.collections:
-        sink.switch(collection)
-    return {collection.physical: sink.count(collection) for collection in delivery.collections}
+    """Build the indexes, and have the name mean this version; its points, by table."""
+    sink, collection = delivery.open(), delivery.collection
+    sink.finish(collection)
+    sink.switch(collection)
+    return {collection.physical: sink.count(collection)}
 
 
 def forget(delivery: Delivery, items: Mapping[str, Sequence[str]]) -> None:
@@ -134,6 +133,4 @@ def forget(delivery: Delivery, items: Mapping[str, Sequence[str]]) -> None:
 def prepare(all_deliveries: Sequence[Delivery]) -> None:
     """Before any work starts: every sink can be reached and written to, and takes these vectors."""
     for delivery in all_deliveries:
-        sink = delivery.open()
-        for collection in delivery.collections:
-            sink.prepare(collection)
+        delivery.open().prepare(delivery.collection)

@@ -148,8 +148,8 @@ def start() -> Iterator[Callable[..., Driver]]:
     """Starts drivers; whatever a failing test left of them ends with the module."""
     drivers: list[Driver] = []
 
-    def begin(job: Job, *settings: str) -> Driver:
-        drivers.append(Driver(job, *settings))
+    def begin(job: Job, *settings: str, name: str = "caption_videos") -> Driver:
+        drivers.append(Driver(job, *settings, name=name))
         return drivers[-1]
 
     yield begin
