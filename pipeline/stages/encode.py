@@ -6,18 +6,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import torch
 
-from pipeline.models.embedder import FrameEncoder, FrameVectors
-from pipeline.models.vision_encoder import EncodedItem, VisionEncoder
 from pipeline.schema import Frames, ItemFailure, Receipt
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import ENCODE_OUTCOME, count_codes, write_outcome
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, receipt_table
+
+if TYPE_CHECKING:
+    from pipeline.models.embedder import FrameEncoder, FrameVectors
+    from pipeline.models.vision_encoder import EncodedItem, VisionEncoder
 
 
 class EncodeBatches:
@@ -101,9 +103,14 @@ class EncodeBatches:
 
 
 def _load_encoder(context: StageContext, device: str) -> VisionEncoder | FrameEncoder:
+    # Imported when it is known which: each takes seconds to import.
     options: dict[str, Any] = context.config.encode.model_dump(include={"dtype", "attention"})
     if context.checked.vectors is None:
+        from pipeline.models.vision_encoder import VisionEncoder
+
         return VisionEncoder(context.facts, device=device, **options)
+    from pipeline.models.embedder import FrameEncoder
+
     return FrameEncoder(context.dual_encoder, device=device, **options)
 
 
