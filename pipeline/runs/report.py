@@ -56,13 +56,19 @@ _HEADLINES = (
     ("computed_tokens", "encoder tokens computed"),
     ("padded_tokens", "of which padding"),
     ("generated_tokens", "tokens generated"),
+    ("pages_decoded", "pages drawn"),
+    ("texts_embedded", "texts embedded"),
+    ("pairs_scored", "pairs scored"),
+    ("text_tokens", "text tokens computed"),
+    ("text_padded_tokens", "and padding besides"),
+    ("items_carried", "items taken from the base run"),
 )
 
 
 def write_report(folder: Folder, summary: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> None:
     """Publish `report.html`: `summary` as `build_summary` makes it, and the first 50 rows of the results."""
     sections = [
-        _section("Numbers", _table(["", ""], [(label, _number(summary[name])) for name, label in _HEADLINES])),
+        _section("Numbers", _table(["", ""], _headlines(summary))),
         _section("Where the items went", _reconciliation(summary)),
         _section("Seconds, by stage (summed over workers) and by pass", _bars(summary["seconds"])),
         _section("Quarantined, by reason", _quarantine(summary["quarantine"])),
@@ -75,6 +81,11 @@ def write_report(folder: Folder, summary: Mapping[str, Any], samples: Iterable[M
         sections="\n".join(sections),
     )
     folder.write_bytes(REPORT_NAME, page.encode())
+
+
+def _headlines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Counts that the job has anything of."""
+    return [(label, _number(summary[name])) for name, label in _HEADLINES if summary[name] or name == "items_in"]
 
 
 def _section(heading: str, body: str) -> str:

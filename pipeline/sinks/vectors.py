@@ -8,21 +8,14 @@ from typing import Any
 import pyarrow as pa
 
 
-def vector_schema(media_dimensions: int | None, text_dimensions: int | None, described: dict[str, Any]) -> pa.Schema:
+def vector_schema(described: dict[str, Any]) -> pa.Schema:
     """The columns of a part. `described` (spaces, their contracts) travels as the file's metadata `headrace.vectors`.
 
     `vector` is of the media's space where an item is media, else of the texts'; a page's chunks are of the texts'.
     """
-    sizes = {size for size in (media_dimensions, text_dimensions) if size is not None}
-    size = sizes.pop() if len(sizes) == 1 else -1
-    chunk = pa.struct(
-        [
-            ("part", pa.int32()),
-            ("start_char", pa.int32()),
-            ("end_char", pa.int32()),
-            ("vector", pa.list_(pa.float32(), text_dimensions or -1)),
-        ]
-    )
+    # Not of fixed size: pyarrow before 26 cannot read back a Parquet file in which such a list is null.
+    vector = pa.list_(pa.float32())
+    chunk = pa.struct([("part", pa.int32()), ("start_char", pa.int32()), ("end_char", pa.int32()), ("vector", vector)])
     return pa.schema(
         [
             ("item_index", pa.int64()),
@@ -36,7 +29,7 @@ def vector_schema(media_dimensions: int | None, text_dimensions: int | None, des
             ("tenant", pa.string()),
             ("source_id", pa.string()),
             ("text", pa.string()),
-            ("vector", pa.list_(pa.float32(), size)),
+            ("vector", vector),
             ("chunks", pa.list_(chunk)),
         ],
         metadata={"headrace.vectors": json.dumps(described, sort_keys=True)},

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline.errors import ItemError
 from pipeline.features.codec import FeatureRecord
 from pipeline.planning.windows import Window
 from pipeline.pooling.frames import pool_frames
@@ -29,7 +30,7 @@ from pipeline.sinks.vectors import vector_schema
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODED_SCHEMA, read_encoded
 from pipeline.stages.encode_plan import load_plan
-from pipeline.stages.outcomes import count_codes, read_outcomes
+from pipeline.stages.outcomes import count_codes, failure_row, read_outcomes
 from pipeline.stages.pool_plan import carried_items, pool_plan_name, read_chunks
 from pipeline.storage import Folder
 
@@ -43,8 +44,7 @@ def part_schema(context: StageContext) -> pa.Schema:
     """The columns of the run's parts."""
     spaces = context.checked.vectors
     assert spaces is not None
-    media, text = (None if space is None else space.dimensions for space in (spaces.media, spaces.text))
-    return vector_schema(media, text, dataclasses.asdict(spaces))
+    return vector_schema(dataclasses.asdict(spaces))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -166,6 +166,9 @@ def _part_row(
         text=item.text,
         source_id=item.source_id or sources.get(request.item_index),
     )
+    if not item.failures and not _are_finite(item, vector):
+        error = ItemError("pool", "not_finite", "the model made a vector of it that holds NaN or infinity")
+        item.failures.append(failure_row(request.item_index, None, error))
     if item.failures:
         row.update(status="quarantined", code=item.failures[0]["code"], message=item.failures[0]["message"])
         return row
@@ -180,6 +183,11 @@ def _part_row(
     else:
         row.update(vector=vector, chunks=_chunk_rows(item))
     return row
+
+
+def _are_finite(item: _Item, vector: npt.NDArray[np.float32] | None) -> bool:
+    vectors = [piece["vector"] for piece in item.pieces.values()] + ([] if vector is None else [vector])
+    return all(bool(np.isfinite(each).all()) for each in vectors)
 
 
 def _chunk_rows(item: _Item) -> list[dict[str, Any]] | None:
