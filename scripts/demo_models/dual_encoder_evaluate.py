@@ -20,6 +20,7 @@ from scripts.demo_models.dual_encoder_train import FIRST_WEIGHT, LAST_WEIGHT, tr
 from scripts.demo_models.items import Item, clip_item, image_item
 
 TOP = 5
+LISTED = 8  # of what confused captions, on the card
 # What a user types, with the attributes it names; each is asked in every combination of words.
 PARTIAL_FORMS: dict[str, tuple[str, ...]] = {
     "{colour} {shape}": ("colour", "shape"),
@@ -191,12 +192,15 @@ Licence: Apache-2.0; weights and data were made by the code of this repository, 
 
 {training}
 
+The last stage was added after another drawing of all scenes (seed 3) had shown 0.919 of clips found by their captions.
+The held-out scenes thus had a say in the number of stages, though none in training.
+
 ## Accuracy
 
 One index of {items} items: one image of each of the {images} image captions, one clip of each of the {clips} clip
-captions, the held-out combinations among them, drawn afresh (seed {evaluation_seed}) and put through {formats} and
-{codecs} in turn; vectors through the plain processor and model. `scripts/train_demo_models dual_encoder --start-at
-evaluate` measures it.
+captions, the held-out combinations among them, drawn afresh (seed {evaluation_seed}, not used before) and put through
+{formats} and {codecs} in turn; vectors through the plain processor and model.
+`scripts/train_demo_models dual_encoder --start-at evaluate` measures it.
 
 {captions}
 
@@ -259,4 +263,6 @@ def partial_table(results: Results) -> str:
 
 
 def _listed(counts: Counter[str]) -> str:
-    return ", ".join(f"{name} {count}" for name, count in counts.most_common()) or "none"
+    named = [f"{name} {count}" for name, count in counts.most_common(LISTED)]
+    others = counts.total() - sum(count for _, count in counts.most_common(LISTED))
+    return ", ".join([*named, f"others {others}"])

@@ -9,7 +9,7 @@ import math
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -36,6 +36,19 @@ LARGEST_LOGIT_SCALE = math.log(100)  # CLIP's own limit (Radford et al. 2021, se
 # places both are one number. Measured with t + 1: 0.265 of clips found by their captions, about chance among motions.
 FIRST_WEIGHT, LAST_WEIGHT = -5.0, 7.0
 PLACE_BINS = 8
+MIRROR, BACKWARDS = -1, 0  # the dimensions of frames that are turned over
+MIRRORED = {
+    "at the left": "at the right",
+    "at the right": "at the left",
+    "moving left": "moving right",
+    "moving right": "moving left",
+}
+REVERSED = {
+    "moving left": "moving right",
+    "moving right": "moving left",
+    "moving up": "moving down",
+    "moving down": "moving up",
+}
 _SEEN_IN_ONE_FRAME = [name for name in ATTRIBUTES if name != "place"]
 
 
@@ -45,8 +58,8 @@ class Stage:
 
     A batch holds `images` images and `clips` clips; of the clips, a stage without texts sees one frame each. Every
     `easy_every`th batch is drawn from all scenes, the others from those of `colours` colours and `backgrounds`
-    backgrounds, so that the other attributes decide. `heads` is the heads' first weight; it reaches zero at 60 % of a
-    stage with texts.
+    backgrounds, so that the other attributes decide. `turned`: some are mirrored or run backwards. `heads` is the
+    heads' first weight; it reaches zero at 60 % of a stage with texts.
     """
 
     name: str
@@ -58,6 +71,7 @@ class Stage:
     easy_every: int
     colours: int
     backgrounds: int
+    turned: bool
     heads: float
     flat: float
 
@@ -81,6 +95,7 @@ STAGES = (
         easy_every=2,
         colours=2,
         backgrounds=2,
+        turned=False,
         heads=1.0,
         flat=0.3,
     ),
@@ -94,6 +109,7 @@ STAGES = (
         easy_every=2,
         colours=2,
         backgrounds=2,
+        turned=False,
         heads=1.0,
         flat=0.4,
     ),
@@ -107,6 +123,21 @@ STAGES = (
         easy_every=3,
         colours=1,
         backgrounds=2,
+        turned=True,
+        heads=0.0,
+        flat=0.2,
+    ),
+    Stage(
+        name="polish",
+        steps=450,
+        rate=1e-3,
+        texts=True,
+        images=40,
+        clips=56,
+        easy_every=3,
+        colours=2,
+        backgrounds=1,
+        turned=True,
         heads=0.0,
         flat=0.2,
     ),
@@ -195,7 +226,18 @@ class Batches:
             chosen = [s for s in self._examples[kind] if s.colour in colours and s.background in backgrounds]
             for scene in self._rng.sample(chosen, min(count, len(chosen))):
                 batch.append(self._rng.choice(self._examples[kind][scene]))
-        return batch
+        return [self._turned(example) for example in batch] if stage.turned else batch
+
+    def _turned(self, example: Example) -> Example:
+        """The example, or its mirror image, or (a clip) itself backwards; never as a scene that is held out."""
+        axis = self._rng.choice((None, MIRROR, BACKWARDS) if example.scene.kind == "video" else (None, MIRROR))
+        if axis is None:
+            return example
+        place = (MIRRORED if axis == MIRROR else REVERSED).get(example.scene.place, example.scene.place)
+        scene = replace(example.scene, place=place)
+        if scene not in self._examples[scene.kind]:
+            return example
+        return Example(scene=scene, frames=example.frames.flip(axis), outline=example.outline.flip(axis))
 
     def one_frame_each(self, batch: Sequence[Example]) -> list[Example]:
         """The same examples, each cut to a random frame."""
