@@ -175,8 +175,8 @@ def build_model(tokenizer: PreTrainedTokenizerFast) -> Qwen3VLForConditionalGene
     vision = model.model.visual
     width = vision.config.hidden_size
     with torch.no_grad():
-        vision.pos_embed.weight.copy_(_fourier_positions(POSITION_TABLE_SIDE, width))
-        vision.patch_embed.proj.weight.copy_(_dct_filters(width))
+        vision.pos_embed.weight.copy_(fourier_positions(POSITION_TABLE_SIDE, width))
+        vision.patch_embed.proj.weight.copy_(dct_filters(width))
         vision.patch_embed.proj.bias.zero_()
     return _answer_greedily(model, tokenizer)
 
@@ -191,7 +191,7 @@ def _answer_greedily(
     return model
 
 
-def _fourier_positions(side: int, width: int, amplitude: float = 0.5) -> torch.Tensor:
+def fourier_positions(side: int, width: int, amplitude: float = 0.5) -> torch.Tensor:
     """`(side * side, width)`: sines and cosines of both coordinates at `width / 4` frequencies."""
     line = torch.linspace(-1, 1, side)
     frequencies = math.pi / 2 * torch.logspace(math.log10(0.5), math.log10(4.0), width // 4)
@@ -200,7 +200,7 @@ def _fourier_positions(side: int, width: int, amplitude: float = 0.5) -> torch.T
     return amplitude * torch.cat(waves, dim=-1).reshape(side * side, width)
 
 
-def _dct_filters(count: int) -> torch.Tensor:
+def dct_filters(count: int) -> torch.Tensor:
     """`(count, 3, 2, PATCH, PATCH)`: DCT-II planes, lowest frequencies first, one colour channel each.
 
     Each plane comes twice, once over the sum of the two frames and once over their difference, which shows motion.

@@ -10,8 +10,9 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from pipeline.demo import media, scenes
-from pipeline.demo.scenes import Kind
-from scripts.demo_models.captioner_data import Item, clip_item, held_out_items, image_item, process
+from pipeline.demo.scenes import Kind, Scene
+from scripts.demo_models.captioner_data import SHARE_OF_FPS_POLICY, process
+from scripts.demo_models.items import Item, clip_item, image_item, seen_scenes
 
 BATCH = 32
 MAX_NEW_TOKENS = 24
@@ -45,7 +46,8 @@ def evaluate(folder: Path, seed: int) -> list[Result]:
     rng = random.Random(seed)
     results = []
     for kind, held_out in itertools.product(scenes.QUESTIONS, (False, True)):
-        items = list(held_out_items(kind, rng) if held_out else _seen_items(kind, rng))
+        chosen = sorted(scenes.held_out(kind)) if held_out else rng.sample(seen_scenes(kind), SEEN_SCENES)
+        items = list(_items(chosen, rng))
         for question in scenes.QUESTIONS[kind]:
             expected = [scenes.answer(item.scene, question) for item in items]
             given = list(generate(model, processor, items, question))
@@ -63,12 +65,13 @@ def evaluate(folder: Path, seed: int) -> list[Result]:
     return results
 
 
-def _seen_items(kind: Kind, rng: random.Random) -> Iterator[Item]:
-    for scene in rng.sample(sorted(set(scenes.all_scenes(kind)) - scenes.held_out(kind)), SEEN_SCENES):
-        if kind == "image":
+def _items(chosen: Iterable[Scene], rng: random.Random) -> Iterator[Item]:
+    """Every scene once in each format or codec."""
+    for scene in chosen:
+        if scene.kind == "image":
             yield from (image_item(scene, format, rng) for format in media.IMAGE_FORMATS)
         else:
-            yield from (clip_item(scene, codec, rng) for codec in media.VIDEO_CODECS)
+            yield from (clip_item(scene, codec, rng, fps_share=SHARE_OF_FPS_POLICY) for codec in media.VIDEO_CODECS)
 
 
 def generate(model: torch.nn.Module, processor: AutoProcessor, items: Sequence[Item], question: str) -> Iterator[str]:
