@@ -131,7 +131,7 @@ class Pooling(Section):
 class MediaPooling(Pooling):
     """The contract of `model`; `video` is how a video's vector is made of its frames'."""
 
-    video: Literal["mean", "rising"] = "mean"
+    video: Literal["mean", "trend"] = "mean"
 
 
 class Text(Section):

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from sentence_transformers import SentenceTransformer
 
 from pipeline import flow
 from pipeline.config import parse_config
@@ -40,6 +41,10 @@ def query_vectors(texts: list[str]) -> np.ndarray:
     return embed_texts(model, side.tokenize(texts), None)
 
 
+def minilm(texts: list[str]) -> np.ndarray:
+    return np.asarray(SentenceTransformer(MINILM, device="cpu").encode(texts, batch_size=256))
+
+
 def test_each_caption_finds_its_picture_first(tmp_path: Path) -> None:
     make_demo_media(str(tmp_path / "manifest.jsonl"), images=120, videos=8, seed=41, captions=4)
     config = {
@@ -48,7 +53,7 @@ def test_each_caption_finds_its_picture_first(tmp_path: Path) -> None:
         "output": str(tmp_path / "output"),
         "model": "demo:dual_encoder",
         "sampling": {"fps": 2, "min_frames": 4, "max_frames": 16},
-        "pooling": {"video": "rising"},
+        "pooling": {"video": "trend"},
         "store": {"path": str(tmp_path / "store")},
     }
     summary = flow.run(parse_config(config))
@@ -73,7 +78,7 @@ def test_two_hundred_documents(tmp_path: Path) -> None:
         "output": str(tmp_path / "output"),
         "model": "demo:dual_encoder",
         "document": {"dpi": 72},
-        "text": {"model": MINILM, "chunk_tokens": 64},
+        "text": {"model": MINILM, "chunk_tokens": 32, "chunk_overlap_tokens": 8},
         "store": {"path": str(tmp_path / "store")},
         "sinks": {"lancedb": {"uri": str(tmp_path / "lance"), "collection": "pages"}},
     }
@@ -83,10 +88,15 @@ def test_two_hundred_documents(tmp_path: Path) -> None:
     assert {row["id"]: row["code"] for row in rows if row["code"]} == FAILURES
     truth = [json.loads(line) for line in (tmp_path / "drawn" / "truth.jsonl").read_text().splitlines()]
     run = find_run(str(tmp_path / "output"))
-    sentences = [line for line in truth if "sentence" in line][::97]
-    for line in sentences:
-        texts = search(run, line["sentence"], limit=3)[1]
-        assert line["id"] in [hit.item_id for hit in texts.hits], line
+    sentences = [line for line in truth if "sentence" in line]
+    chunks = [(row["id"], chunk["vector"]) for row in rows for chunk in row["chunks"] or ()]
+    ranked = np.argsort(-minilm([s["sentence"] for s in sentences]) @ np.array([v for _, v in chunks]).T, axis=1)
+    pages = [list(dict.fromkeys(chunks[i][0] for i in order[:12]))[:3] for order in ranked]
+    near = sum(line["id"] in found for line, found in zip(sentences, pages, strict=True))
+    # All topics have the same kinds of facts, in nearly the same words: MiniLM itself does not tell all of them apart.
+    assert near >= 0.96 * len(sentences) > 2000
+    for line, found in list(zip(sentences, pages, strict=True))[::400]:
+        assert [hit.item_id for hit in search(run, line["sentence"], limit=1)[1].hits] == found[:1]
     # A scanned page has no text layer, and is found by its picture: among those that show the same, none comes before.
     scans = {line["id"]: line["caption"] for line in truth if "caption" in line}
     found = 0
@@ -95,5 +105,7 @@ def test_two_hundred_documents(tmp_path: Path) -> None:
     captions = sorted(set(scans.values()))
     for caption, scores in zip(captions, query_vectors(captions) @ vectors.T, strict=True):
         found += scans[names[int(scores.argmax())]] == caption
-    print(f"{len(rows)} rows, {len(sentences)} sentences, scans found by their captions: {found} of {len(captions)}")
+    print(
+        f"{len(rows)} rows, {near} of {len(sentences)} sentences among the first 3, scans found by their captions: {found} of {len(captions)}"
+    )
     assert found >= 0.95 * len(captions)

@@ -108,7 +108,7 @@ def test_images_clips_and_texts_of_one_space_equal_the_whole_model(
         {"id": "blank", "text": " "},
         *drawn[10:],
     ]
-    config = configured(tmp_path, rows, str(folder), pooling={"video": "rising"})
+    config = configured(tmp_path, rows, str(folder), pooling={"video": "trend"})
     summary = flow.run(config)
     table = parts(config, summary)
     assert table["id"].to_pylist() == [row["id"] for row in rows]
@@ -120,9 +120,9 @@ def test_images_clips_and_texts_of_one_space_equal_the_whole_model(
         if ours["modality"] == "image":
             [expected] = own_images(model, processor, [Image.open(path).convert("RGB")])
         else:
-            # The rule, written out: unit vectors of the frames, weights 1, 2, …, of length 1 again.
+            # The rule, written out: unit vectors of the frames, weights from -5 to 7, of length 1 again.
             frames = np.stack([own_images(model, processor, [f])[0] for f in frames_of(path, config)]).astype(float)
-            expected = sum((k + 1) * frame for k, frame in enumerate(frames))
+            expected = sum((12 * k / (len(frames) - 1) - 5) * frame for k, frame in enumerate(frames))
             expected = expected / math.sqrt(float((expected**2).sum()))
         assert_same(ours["vector"], expected)
     for name, text in TEXTS.items():

@@ -18,11 +18,14 @@ def test_a_video_vector_is_the_normalised_mean_of_normalised_frames() -> None:
     np.testing.assert_allclose(pool_frames(np.array([[3, 4]], dtype=np.float32), "mean"), [0.6, 0.8], atol=1e-6)
 
 
-def test_rising_weights_tell_a_video_from_its_reverse() -> None:
+def test_a_trend_tells_a_video_from_its_reverse() -> None:
     frames = np.array([[2, 0], [0, 5]], dtype=np.float32)
-    length = math.sqrt(1 + 4)  # weights 1 and 2
-    np.testing.assert_allclose(pool_frames(frames, "rising"), [1 / length, 2 / length], atol=1e-6)
-    np.testing.assert_allclose(pool_frames(frames[::-1], "rising"), [2 / length, 1 / length], atol=1e-6)
+    length = math.sqrt(25 + 49)  # weights -5/2 and 7/2
+    np.testing.assert_allclose(pool_frames(frames, "trend"), [-5 / length, 7 / length], atol=1e-6)
+    np.testing.assert_allclose(pool_frames(frames[::-1], "trend"), [7 / length, -5 / length], atol=1e-6)
+    three = np.array([[1, 0], [0, 1], [1, 0]], dtype=np.float32)  # weights -5/3, 1/3, 7/3
+    np.testing.assert_allclose(pool_frames(three, "trend"), np.array([2, 1]) / math.sqrt(5), atol=1e-6)
+    np.testing.assert_allclose(pool_frames(frames[1:], "trend"), [0, 1])
 
 
 def test_frames_that_cancel_leave_zeros_and_no_frames_are_refused() -> None:
