@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pipeline.media.thumbnail import as_png, thumbnail
+from pipeline.models.checkpoint import load_quietly
 from pipeline.schema import MediaItem
 from pipeline.search import Answers, find_run, search
 from pipeline.sinks.contract import Hit
@@ -38,6 +39,7 @@ p { margin: .2rem 0; } .soft { color: var(--soft); }
 
 def run_search(path: str, query: str, *, limit: int, tenant: str, page: str | None) -> None:
     """Search the run at `path`, print what was found and write the page; where it is, is printed last."""
+    load_quietly()
     run = find_run(path)
     found = search(run, query, limit=limit, tenant=tenant)
     pictures = {hit.id: _picture(hit, _PAGE_SIDE) for answers in found for hit in answers.hits}

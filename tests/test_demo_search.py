@@ -105,7 +105,6 @@ def test_two_hundred_documents(tmp_path: Path) -> None:
     captions = sorted(set(scans.values()))
     for caption, scores in zip(captions, query_vectors(captions) @ vectors.T, strict=True):
         found += scans[names[int(scores.argmax())]] == caption
-    print(
-        f"{len(rows)} rows, {near} of {len(sentences)} sentences among the first 3, scans found by their captions: {found} of {len(captions)}"
-    )
+    said = f"{near} of {len(sentences)} sentences among the first 3, scans by caption: {found} of {len(captions)}"
+    print(f"{len(rows)} rows, {said}")
     assert found >= 0.95 * len(captions)

@@ -12,9 +12,15 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoTokenizer
 from transformers.utils.hub import cached_file
+from transformers.utils.logging import disable_progress_bar
 
 from pipeline.errors import ConfigError
 from pipeline.features.identity import canonical_json
+
+
+def load_quietly() -> None:
+    """Without transformers' bars of weights being loaded, in this process."""
+    disable_progress_bar()  # type: ignore[no-untyped-call]
 
 
 def checkpoint_name(path: str) -> str:
