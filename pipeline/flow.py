@@ -48,6 +48,7 @@ from pipeline.stages.outcomes import encode_batch_receipts, remove_outcome
 from pipeline.stages.pool_finish import finish_pool_window
 from pipeline.stages.pool_plan import PlanTextWindow, carried_items
 from pipeline.stages.prompt import PlanPromptWindow
+from pipeline.stages.prompt_vectors_finish import finish_prompt_vectors_window
 from pipeline.stages.rank_finish import finish_rank_window
 from pipeline.stages.rank_plan import PlanPairsWindow
 from pipeline.storage import Folder
@@ -83,6 +84,10 @@ def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Re
 
 def generate_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
     """Features → answers."""
+    return _prompt_pass(context, windows, "pipeline.stages.generate:GenerateBatches")
+
+
+def _prompt_pass(context: StageContext, windows: Sequence[Window], stage: str) -> Iterator[Receipt]:
     config = context.config
     workers = engine.preflight(
         config.generate.device,
@@ -97,8 +102,12 @@ def generate_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[
         batches_per_block=engine.PROMPT_BATCHES_PER_BLOCK,
         memory_bytes=workers.memory.window_task,
     )
-    generated = engine.map_actors(prompted, "pipeline.stages.generate:GenerateBatches", {"context": context}, workers)
-    return engine.receipts(generated)
+    return engine.receipts(engine.map_actors(prompted, stage, {"context": context}, workers))
+
+
+def embed_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
+    """Features → vectors, by what a language model holds at the end of a prompt."""
+    return _prompt_pass(context, windows, "pipeline.stages.embed_prompts:EmbedPrompts")
 
 
 def pool_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
@@ -139,6 +148,7 @@ class Pass:
 
 ENCODE = Pass(name="encode", receipts=encode_pass, finish=finish_encode_window)
 GENERATE = Pass(name="generate", receipts=generate_pass, finish=finish_generate_window)
+EMBED = Pass(name="generate", receipts=embed_pass, finish=finish_prompt_vectors_window)
 POOL = Pass(name="pool", receipts=pool_pass, finish=finish_pool_window)
 RANK = Pass(name="pool", receipts=rank_pass, finish=finish_rank_window)
 # The pass that writes an item's row, by job; the encode pass comes before it where there are media to encode.
@@ -203,8 +213,8 @@ class _Driver:
         self.items: dict[str, dict[str, int]] = {"counts": {}, "quarantine": {}}
         self.several_nodes = engine.num_nodes() > 1
         self.store_peak_bytes: int | None = None
-        self.answering = ANSWERS[config.job]
-        self.seconds = {"encode_pass": 0.0, f"{self.answering.name}_pass": 0.0, "ray_startup": ray_seconds}
+        self.answering = ANSWERS[config.job]  # until the model is known
+        self.seconds = {"ray_startup": ray_seconds}
         self.windows = plan_windows(
             current.manifest.num_items,
             first_items=config.ray.first_window_items,
@@ -214,6 +224,8 @@ class _Driver:
     def answer(self) -> dict[str, Any]:
         """Both passes, segment by segment; returns the summary."""
         context = self._context()
+        if context.embeds_prompts:
+            self.answering = EMBED
         self._prepare_sinks(context)
         answered = self._restore(self.answering.name)
         self._deliver_missing(context, answered)
@@ -287,7 +299,7 @@ class _Driver:
     def _base_url(self, checked: CheckedModel) -> str | None:
         """The run whose rows stand for what is unchanged; None without one, or when its vectors are of another kind."""
         base = self.run.base
-        if base is None or checked.vectors is None:
+        if base is None or checked.vectors is None or checked.kind == "vision_language":
             return None
         engine.run_task("pipeline.runs.base:index_base", self.run.folder, base)
         return base.url if goes_on(self.run.folder, base, dataclasses.asdict(checked.vectors)) else None
@@ -370,7 +382,8 @@ class _Driver:
         missing = sorted(set(by_index) - set(self.ledger.finished(each.name)))
         if missing:
             raise RuntimeError(f"the {each.name} pass ended without finishing windows {missing}")
-        self.seconds[f"{each.name}_pass"] += time.perf_counter() - started
+        name = f"{each.name}_pass"
+        self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
 
     def _count(self, published: Iterable[Mapping[str, Any]]) -> None:
         for items in published:
@@ -431,7 +444,7 @@ class _Driver:
 def _publish(each: Pass, context: StageContext, window: Window, totals: Totals) -> dict[str, Any]:
     """In a task: publish a finished window, then say so in the ledger."""
     items = each.finish(context, window)
-    if each.name == "pool":
+    if each.name != "encode":
         _deliver(context, window.index)
     Ledger(context.folder).record(each.name, window.index, {**totals.to_entry(), "items": items})
     return items
@@ -445,7 +458,7 @@ def _deliver(context: StageContext, window: int) -> None:
         return
     with context.folder.open(part_name(window)) as file:
         part = pq.read_table(file)
-    carried = pa.array(carried_items(context, window), pa.int64())
+    carried = pa.array(carried_items(context, window) if context.base_url is not None else (), pa.int64())
     changed = part.filter(pc.invert(pc.is_in(part["item_index"], carried)))
     for delivery in waiting:
         deliver(delivery, changed if _base_delivered(context, delivery) else part)

@@ -14,7 +14,12 @@ import pyarrow.parquet as pq
 
 from pipeline.config import Config, parse_config
 from pipeline.errors import ConfigError
+from pipeline.language.prompt import PromptWriter, chat_messages
 from pipeline.models.embedder import TextSide, embed_texts
+from pipeline.models.language_model import PromptedItem
+from pipeline.models.prompt_embedder import PromptEmbedder, is_vision_language, prompt_contract
+from pipeline.models.vision_language import VisionLanguageFacts
+from pipeline.schema import Request
 from pipeline.sinks.contract import Filter, Hit, point_id
 from pipeline.sinks.delivery import chunk_text_of, texts_section
 from pipeline.sinks.registry import open_sink, sections
@@ -68,6 +73,8 @@ def _searches(config: Config, spaces: dict[str, Any]) -> Iterator[tuple[str, str
 
 
 def _query_vector(config: Config, model: str, query: str) -> npt.NDArray[np.float32]:
+    if is_vision_language(model):
+        return _prompt_vector(config, query)
     section = config.text
     own = model == config.text_model
     pooling = config.text_pooling() if own else config.pooling.contract()
@@ -77,6 +84,22 @@ def _query_vector(config: Config, model: str, query: str) -> npt.NDArray[np.floa
         raise ConfigError(f"nothing can be searched for by {query!r}: it has no tokens")
     network = side.load_model(dtype=section.dtype, device=section.device, attention=section.attention)
     return np.asarray(embed_texts(network, [ids], side.prompt_name)[0])
+
+
+def _prompt_vector(config: Config, query: str) -> npt.NDArray[np.float32]:
+    """As the run's own texts are embedded, in the chat that they are."""
+    facts, section = VisionLanguageFacts.load(config.model), config.generate
+    writer = PromptWriter(facts.processor, media_token_ids=facts.media_token_ids, max_tokens=section.max_prompt_tokens)
+    messages = chat_messages(Request(item_index=0, id=""), [], prompt=query, system=section.system)
+    item = PromptedItem(input_ids=writer.token_ids(messages, []), media=(), seed=0)
+    embedder = PromptEmbedder(
+        facts,
+        prompt_contract(config.pooling.contract()),
+        dtype=section.dtype,
+        device=section.device,
+        attention=section.attention,
+    )
+    return np.asarray(embedder.embed([item], {})[0])
 
 
 def _hits(

@@ -13,7 +13,7 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for top in ("pipeline", "jobs")
 
 # Library → where it may be imported. Everything else is to stay testable, and quick to start, without it.
 _NETWORKS = ("pipeline/models/", "pipeline/language/", "pipeline/pooling/")
-_COMPUTING = ("encode", "generate", "embed_texts", "score_pairs")
+_COMPUTING = ("encode", "generate", "embed_prompts", "embed_texts", "score_pairs")
 HOMES: dict[str, tuple[str, ...]] = {
     "ray": ("pipeline/engine.py", "pipeline/flow.py", "pipeline/api.py", "jobs/"),  # api: it takes and returns datasets
     "lmdb": ("pipeline/features/shard.py",),

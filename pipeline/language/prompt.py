@@ -36,7 +36,8 @@ def chat_messages(
             )
     else:
         text = request.prompt if request.prompt is not None else prompt
-        content = [{"type": modality} for modality in modalities] + [{"type": "text", "text": text}]
+        content: list[dict[str, Any]] = [{"type": modality} for modality in modalities]
+        content += [{"type": "text", "text": text}] if text else []
         messages = [{"role": "user", "content": content}]
     if system is not None and messages[0].get("role") != "system":
         messages.insert(0, {"role": "system", "content": [{"type": "text", "text": system}]})

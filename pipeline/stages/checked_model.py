@@ -10,11 +10,12 @@ from pipeline.config import Config
 from pipeline.features.store import FeatureStore
 from pipeline.models.checkpoint import checkpoint_name
 from pipeline.models.halves import count_parameters
+from pipeline.models.prompt_embedder import is_vision_language
 from pipeline.models.self_check import check_halves
 from pipeline.models.vision_encoder import VisionEncoder
 from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
-from pipeline.schema import RecordSize
-from pipeline.stages.checked_vectors import checked_scorer, checked_vectors
+from pipeline.schema import RecordSize, VectorSpaces
+from pipeline.stages.checked_vectors import checked_scorer, checked_vectors, prompted_space
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
 
 
@@ -22,8 +23,17 @@ def checked_model(config: Config, device: str) -> CheckedModel:
     """Loads the checkpoint on `device` the first time. Raises `ConfigError` when it cannot be loaded or used."""
     if config.job == "rerank":
         return checked_scorer(config)
-    if config.job != "caption_videos":
+    prompted = config.job == "embed_backfill" and is_vision_language(config.model)
+    if config.job != "caption_videos" and not prompted:
         return checked_vectors(config)
+    checked = _checked_halves(config, device)
+    if not prompted:
+        return checked
+    space = prompted_space(config, checked.identity)
+    return dataclasses.replace(checked, vectors=VectorSpaces(media=space, text=space))
+
+
+def _checked_halves(config: Config, device: str) -> CheckedModel:
     facts = VisionLanguageFacts.load(config.model)
     known = _known(config, facts, device)
     identity = EncoderIdentity(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +12,14 @@ import numpy as np
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.features.codec import encode_record
+from pipeline.features.identity import canonical_json
 from pipeline.features.store import FeatureStore
 from pipeline.models.checkpoint import checkpoint_name
 from pipeline.models.dual_encoder import DualEncoderFacts, ImageTower
 from pipeline.models.embedder import FrameVectors, TextSide, is_dual_encoder
+from pipeline.models.prompt_embedder import PromptEmbedder, hidden_size, prompt_contract
 from pipeline.models.reranker import Scorer, ScorerFacts
-from pipeline.models.vision_language import resolve_model
+from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
 from pipeline.schema import Geometry, Modality, RecordSize, VectorSpace, VectorSpaces
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
 
@@ -35,6 +38,7 @@ def checked_vectors(config: Config) -> CheckedModel:
     text = _text_space(config)
     if not dual:
         return CheckedModel(
+            kind="text",
             identity=_NO_ENCODER,
             verdicts={},
             rules={},
@@ -59,12 +63,36 @@ def checked_vectors(config: Config) -> CheckedModel:
         digest=identity.digest(),
     )
     return CheckedModel(
+        kind="dual_encoder",
         identity=identity,
         verdicts=dict.fromkeys(_MODALITIES, ""),
         rules=dict.fromkeys(_MODALITIES, facts.image_rule),
         sizes=dict.fromkeys(_MODALITIES, size),
         parameters={"encoder": known["parameters"], "text": text[1]},
         vectors=VectorSpaces(media=media, text=text[0]),
+    )
+
+
+def prompted_space(config: Config, identity: EncoderIdentity) -> VectorSpace:
+    """Where vectors of prompts lie, with media in them or not. Raises `ConfigError` for a contract that cannot be."""
+    facts, section = VisionLanguageFacts.load(config.model), config.generate
+    contract = prompt_contract(config.pooling.contract())
+    kept, size = contract.output.dimensions, hidden_size(facts)
+    if contract.method != "last_token" or (kept is not None and kept > size):
+        raise ConfigError(
+            f"model {config.model!r} makes vectors of {size} numbers by its last token, got {contract.as_dict()}"
+        )
+
+    def weigh() -> dict[str, Any]:
+        return _weigh(PromptEmbedder(facts, contract, dtype=section.dtype, device="cpu"))
+
+    known = _remembered(config, config.model, "language", section.dtype, weigh)
+    terms = [identity.digest(), known["weights"], section.dtype, section.system, contract.as_dict()]
+    return VectorSpace(
+        model=config.model,
+        dimensions=kept or size,
+        contract=contract.as_dict(),
+        digest=hashlib.sha256(canonical_json(terms)).hexdigest()[:16],
     )
 
 
@@ -78,6 +106,7 @@ def checked_scorer(config: Config) -> CheckedModel:
     dtype = config.text.dtype
     known = _remembered(config, config.model, "scorer", dtype, lambda: _weigh(Scorer(facts, dtype=dtype, device="cpu")))
     return CheckedModel(
+        kind="scorer",
         identity=EncoderIdentity(
             weights=known["weights"], processor=facts.processing_digest, placeholder="", precision=dtype
         ),

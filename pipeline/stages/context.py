@@ -75,6 +75,11 @@ class StageContext:
         return _scorer(self.config.model, json.dumps(self.config.pooling.contract()))
 
     @property
+    def embeds_prompts(self) -> bool:
+        """True when vectors are what a language model holds at the end of a prompt."""
+        return self.checked.kind == "vision_language" and self.checked.vectors is not None
+
+    @property
     def deliveries(self) -> list[Delivery]:
         """The vector stores that the run fills."""
         spaces = self.checked.vectors

@@ -105,7 +105,7 @@ class EncodeBatches:
 def _load_encoder(context: StageContext, device: str) -> VisionEncoder | FrameEncoder:
     # Imported when it is known which: each takes seconds to import.
     options: dict[str, Any] = context.config.encode.model_dump(include={"dtype", "attention"})
-    if context.checked.vectors is None:
+    if context.checked.kind == "vision_language":
         from pipeline.models.vision_encoder import VisionEncoder
 
         return VisionEncoder(context.facts, device=device, **options)

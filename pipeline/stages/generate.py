@@ -22,7 +22,7 @@ from pipeline.stages.rows import receipt_table
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Fetched:
+class Fetched:
     """A batch's items by index, rows of those that failed already, and how long reading took."""
 
     ready: dict[int, PromptedItem]
@@ -30,34 +30,25 @@ class _Fetched:
     seconds: float
 
 
-class GenerateBatches:
-    """Stage, one an accelerator: batches (`PROMPT_SCHEMA`) → rows of `RECEIPT_SCHEMA`."""
+class PromptBatches:
+    """What stages have in common that take prompt batches: features read for a batch, its results put away."""
 
     def __init__(self, context: StageContext, device: str) -> None:
-        section = context.config.generate
         if device == "cpu":
             # One thread a worker: workers are sized to the cores, and bits must not move with their number.
             torch.set_num_threads(1)
         self.context = context
-        self.options = GenerationOptions(
-            max_new_tokens=section.max_new_tokens,
-            temperature=section.temperature,
-            top_p=section.top_p,
-            stop=section.stop,
-        )
         self.media_token_ids = set(context.facts.media_token_ids)
-        # Only what waits for the network runs beside `generate`: a thread that computes takes the interpreter from it.
+        # Only what waits for the network runs beside the model: a thread that computes takes the interpreter from it.
         # Measured on local disk: records read and answers put away in threads 1.16 times a bare loop, in turn 1.00.
-        store = context.store
-        self.bringer = None if store.is_local else ThreadPoolExecutor(1, thread_name_prefix="shards")
+        self.bringer = None if context.store.is_local else ThreadPoolExecutor(1, thread_name_prefix="shards")
         self.writer = None if context.folder.is_local else ThreadPoolExecutor(1, thread_name_prefix="outcomes")
-        self.model = LanguageModel(context.facts, dtype=section.dtype, device=device, attention=section.attention)
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
         """One table of one receipt for each row, in order.
 
-        While a batch is generated for, the shards of those after it come from a remote store, and the answers of the
-        one before it go to a remote output.
+        While a batch is worked on, the shards of those after it come from a remote store, and the results of
+        the one before it go to a remote output.
         """
         rows = batches.to_pylist()
         if self.bringer is not None:
@@ -65,7 +56,7 @@ class GenerateBatches:
             self.bringer.submit(self.context.store.bring, list(shards))
         writing: Future[Receipt] | None = None
         for batch in rows:
-            put_away = self._generate(batch, self._fetch(batch))
+            put_away = self._done(batch, self._fetch(batch))
             if self.writer is None:
                 yield receipt_table(put_away())
                 continue
@@ -75,7 +66,54 @@ class GenerateBatches:
         if writing is not None:
             yield receipt_table(writing.result())
 
-    def _generate(self, batch: dict[str, Any], fetched: _Fetched) -> Callable[[], Receipt]:
+    def _done(self, batch: dict[str, Any], fetched: Fetched) -> Callable[[], Receipt]:
+        """The batch's work, done; what is returned puts it away."""
+        raise NotImplementedError
+
+    def _fetch(self, batch: dict[str, Any]) -> Fetched:
+        """Items with their records, and rows of those whose placeholders and features do not match."""
+        started = time.perf_counter()
+        ready: dict[int, PromptedItem] = {}
+        failed: list[dict[str, Any]] = []
+        locations = [(media["shard"], media["key"]) for item in batch["items"] for media in item["media"]]
+        records = iter(self.context.store.fetch(locations))
+        for item in batch["items"]:
+            media = tuple(record for record in itertools.islice(records, len(item["media"])) if record is not None)
+            if len(media) != len(item["media"]):
+                raise RuntimeError(f"item_index {item['item_index']}: its features left the store under a running job")
+            prompted = PromptedItem(input_ids=item["input_ids"], media=media, seed=item["seed"])
+            failure = self._mismatch(prompted)
+            if failure is None:
+                ready[item["item_index"]] = prompted
+            else:
+                failed.append({"item_index": item["item_index"], **dataclasses.asdict(failure)})
+        return Fetched(ready=ready, failed=failed, seconds=time.perf_counter() - started)
+
+    def _mismatch(self, item: PromptedItem) -> ItemFailure | None:
+        """Found before the forward pass, a wrong length is one item's fault and not its batch's."""
+        held = sum(math.prod(record.tensors["pooler_output"].shape[:-1]) for record in item.media)
+        shown = sum(item.input_ids.count(token_id) for token_id in self.media_token_ids)
+        if shown == held:
+            return None
+        message = f"{shown} placeholders, {held} rows of features"
+        return ItemFailure(stage="generate", code="feature_length_mismatch", message=message)
+
+
+class GenerateBatches(PromptBatches):
+    """Stage, one an accelerator: batches (`PROMPT_SCHEMA`) → rows of `RECEIPT_SCHEMA`."""
+
+    def __init__(self, context: StageContext, device: str) -> None:
+        super().__init__(context, device)
+        section = context.config.generate
+        self.options = GenerationOptions(
+            max_new_tokens=section.max_new_tokens,
+            temperature=section.temperature,
+            top_p=section.top_p,
+            stop=section.stop,
+        )
+        self.model = LanguageModel(context.facts, dtype=section.dtype, device=device, attention=section.attention)
+
+    def _done(self, batch: dict[str, Any], fetched: Fetched) -> Callable[[], Receipt]:
         queued = time.time() - batch["prompted_at"]
         seconds = {"feature_transfer": fetched.seconds}
         ready = fetched.ready
@@ -102,34 +140,6 @@ class GenerateBatches:
 
     def _answers(self, ready: dict[int, PromptedItem], seconds: dict[str, float]) -> list[GeneratedText]:
         return _generate_splitting(self.model, list(ready.values()), self.options, seconds) if ready else []
-
-    def _fetch(self, batch: dict[str, Any]) -> _Fetched:
-        """Items with their records, and rows of those whose placeholders and features do not match."""
-        started = time.perf_counter()
-        ready: dict[int, PromptedItem] = {}
-        failed: list[dict[str, Any]] = []
-        locations = [(media["shard"], media["key"]) for item in batch["items"] for media in item["media"]]
-        records = iter(self.context.store.fetch(locations))
-        for item in batch["items"]:
-            media = tuple(record for record in itertools.islice(records, len(item["media"])) if record is not None)
-            if len(media) != len(item["media"]):
-                raise RuntimeError(f"item_index {item['item_index']}: its features left the store under a running job")
-            prompted = PromptedItem(input_ids=item["input_ids"], media=media, seed=item["seed"])
-            failure = self._mismatch(prompted)
-            if failure is None:
-                ready[item["item_index"]] = prompted
-            else:
-                failed.append({"item_index": item["item_index"], **dataclasses.asdict(failure)})
-        return _Fetched(ready=ready, failed=failed, seconds=time.perf_counter() - started)
-
-    def _mismatch(self, item: PromptedItem) -> ItemFailure | None:
-        """Found before the forward pass, a wrong length is one item's fault and not its batch's."""
-        held = sum(math.prod(record.tensors["pooler_output"].shape[:-1]) for record in item.media)
-        shown = sum(item.input_ids.count(token_id) for token_id in self.media_token_ids)
-        if shown == held:
-            return None
-        message = f"{shown} placeholders, {held} rows of features"
-        return ItemFailure(stage="generate", code="feature_length_mismatch", message=message)
 
 
 def _generate_splitting(

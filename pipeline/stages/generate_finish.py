@@ -38,7 +38,7 @@ def finish_generate_window(context: StageContext, window: Window) -> dict[str, A
     Raises `RuntimeError` when an item is missing or there twice.
     """
     requests = read_range(context.folder, window.start, window.stop)
-    media, answers, failures = _gather(context, window)
+    media, answers, failures = gather(context, window)
     rows = [
         _part_row(request, answers.get(request.item_index), failures.get(request.item_index)) for request in requests
     ]
@@ -59,7 +59,7 @@ def finish_generate_window(context: StageContext, window: Window) -> dict[str, A
     return {"counts": counts, "quarantine": quarantine}
 
 
-def _gather(
+def gather(
     context: StageContext, window: Window
 ) -> tuple[dict[int, list[dict[str, Any]]], dict[int, dict[str, Any]], dict[int, list[dict[str, Any]]]]:
     """By item: its media, its answer, and why it failed (in the order of the stages)."""

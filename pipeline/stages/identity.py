@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from pipeline.errors import ItemError
 from pipeline.features.identity import FeatureKeyTerms, canonical_json
@@ -62,6 +63,8 @@ class CheckedModel:
     those modalities whose grids follow from sizes alone; what a record of each modality takes; and how many numbers the
     weights of each half are. `vectors` is given for models that make vectors.
     """
+
+    kind: Literal["vision_language", "dual_encoder", "text", "scorer"] = "vision_language"
 
     identity: EncoderIdentity
     verdicts: dict[Modality, str]

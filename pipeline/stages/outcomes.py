@@ -55,6 +55,18 @@ VECTOR_OUTCOME = pa.schema(
         ("text_embed_ms", pa.float64()),
     ]
 )
+PROMPT_VECTOR_OUTCOME = pa.schema(
+    [
+        ("item_index", pa.int64()),
+        ("stage", pa.string()),
+        ("code", pa.string()),
+        ("message", pa.string()),
+        ("vector", pa.list_(pa.float32())),
+        ("llm_queue_ms", pa.float64()),
+        ("feature_transfer_ms", pa.float64()),
+        ("llm_prefill_ms", pa.float64()),
+    ]
+)
 SCORE_OUTCOME = pa.schema([("item_index", pa.int64()), ("document", pa.int32()), ("score", pa.float32())])
 _RECEIPT = b"headrace.receipt"
 

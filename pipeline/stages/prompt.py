@@ -123,8 +123,11 @@ class PlanPromptWindow:
                     "the store was changed under a running job"
                 )
             parts.append((row["modality"], record.placeholder))
+        prompt = config.prompt if config.job == "caption_videos" else request.text or ""
+        if not (prompt or parts or request.messages or request.prompt):
+            raise ItemError("prompt", "nothing_to_embed", "the item has neither media nor text")
         messages = chat_messages(
-            request, [modality for modality, _ in parts], prompt=config.prompt, system=config.generate.system
+            request, [modality for modality, _ in parts], prompt=prompt, system=config.generate.system
         )
         return {
             "item_index": request.item_index,

@@ -1,0 +1,108 @@
+"""A window whose prompts were embedded is done: restore its order and publish its vectors, timings and quarantine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from pipeline.errors import ItemError
+from pipeline.planning.windows import Window
+from pipeline.runs.manifest import read_range
+from pipeline.schema import Request
+from pipeline.sinks.parquet import (
+    QUARANTINE_SCHEMA,
+    quarantine_row,
+    restore_window,
+    write_part,
+    write_quarantine,
+    write_timings,
+)
+from pipeline.stages.context import StageContext
+from pipeline.stages.encode_finish import ENCODED_SCHEMA
+from pipeline.stages.encode_plan import load_plan
+from pipeline.stages.generate_finish import gather
+from pipeline.stages.identity import sha256_content
+from pipeline.stages.outcomes import PROMPT_VECTOR_OUTCOME, count_codes, failure_row
+from pipeline.stages.pool_finish import part_schema
+
+_ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
+_PROMPT_TIMES = [name for name in PROMPT_VECTOR_OUTCOME.names if name.endswith("_ms")]
+_TIMINGS_SCHEMA = pa.schema(
+    [("item_index", pa.int64()), *((name, pa.float64()) for name in [*_ENCODE_TIMES, *_PROMPT_TIMES])]
+)
+
+
+def finish_prompt_vectors_window(context: StageContext, window: Window) -> dict[str, Any]:
+    """Publish the window; may be done again and gives the same part.
+
+    Returns the ledger's counts, as `finish_pool_window`. Raises `RuntimeError` when an item is missing or there twice.
+    """
+    requests = read_range(context.folder, window.start, window.stop)
+    media, vectors, failures = gather(context, window)
+    for index, row in vectors.items():
+        if not np.isfinite(row["vector"]).all():
+            error = ItemError("generate", "not_finite", "the model made a vector of it that holds NaN or infinity")
+            failures[index].append(failure_row(index, None, error))
+    plan = load_plan(context, window)
+    sources = {} if plan is None else {each.item_index: each.source_id for each in plan.media}
+    rows = [_part_row(context, r, media[r.item_index], vectors, failures, sources) for r in requests]
+    schema = part_schema(context)
+    write_part(context.folder, window.index, restore_window(rows, window.start, window.stop, schema), schema)
+    timings = [_timing_row(r.item_index, media[r.item_index], vectors.get(r.item_index)) for r in requests]
+    write_timings(context.folder, window.index, pa.Table.from_pylist(timings, _TIMINGS_SCHEMA))
+    letters = [quarantine_row(r.id, failure) for r in requests for failure in failures.get(r.item_index, [])]
+    if letters:
+        write_quarantine(context.folder, window.index, pa.Table.from_pylist(letters, QUARANTINE_SCHEMA))
+    written = [row["item_index"] for row in rows if row["status"] == "ok"]
+    quarantine = count_codes(row["code"] for row in rows)
+    reused = [index for index in written if media[index] and all(each["reused"] for each in media[index])]
+    counts = {
+        "items_written": len(written),
+        "items_reused": len(reused),
+        "items_quarantined": sum(quarantine.values()),
+    }
+    return {"counts": counts, "quarantine": quarantine}
+
+
+def _part_row(
+    context: StageContext,
+    request: Request,
+    media: list[dict[str, Any]],
+    vectors: dict[int, dict[str, Any]],
+    failures: dict[int, list[dict[str, Any]]],
+    sources: dict[int, str],
+) -> dict[str, Any]:
+    index = request.item_index
+    first = request.media[0] if request.media else None
+    own = None if request.text is None else sha256_content(request.text.encode())
+    row: dict[str, Any] = dict.fromkeys(part_schema(context).names)
+    row.update(
+        item_index=index,
+        id=request.id,
+        modality=media[0]["modality"] if media else ("text" if first is None else first.modality),
+        uri=None if first is None else first.uri,
+        page=None if first is None else first.page,
+        tenant=request.tenant,
+        text=request.text,
+        source_id=own if first is None else sources.get(index),
+    )
+    if failures.get(index):
+        row.update(status="quarantined", code=failures[index][0]["code"], message=failures[index][0]["message"])
+    elif index in vectors:
+        row.update(status="ok", vector=vectors[index]["vector"])
+    else:
+        raise RuntimeError(f"item {request.id!r} (item_index {index}) is neither embedded nor failed")
+    return row
+
+
+def _timing_row(item_index: int, media: list[dict[str, Any]], vector: dict[str, Any] | None) -> dict[str, Any]:
+    """An item's times: its media's added up, its batch's where a batch shares one."""
+    row: dict[str, Any] = {"item_index": item_index}
+    for name in _ENCODE_TIMES:
+        times = [each[name] for each in media if each[name] is not None]
+        row[name] = sum(times) if times else None
+    for name in _PROMPT_TIMES:
+        row[name] = vector[name] if vector else None
+    return row
