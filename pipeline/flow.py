@@ -44,6 +44,7 @@ from pipeline.stages.encode_finish import finish_encode_window, forget_encode_wi
 from pipeline.stages.encode_plan import PlanEncodeWindow, planned_windows
 from pipeline.stages.generate_finish import finish_generate_window
 from pipeline.stages.identity import CheckedModel
+from pipeline.stages.known_check import known_check
 from pipeline.stages.outcomes import encode_batch_receipts, remove_outcome
 from pipeline.stages.pool_finish import finish_pool_window
 from pipeline.stages.pool_plan import PlanTextWindow, carried_items
@@ -283,9 +284,11 @@ class _Driver:
     def _context(self) -> StageContext:
         """What the stages need to know; the model is checked where it will run."""
         workers = self._encode_workers()
-        checked = engine.run_task(
-            "pipeline.stages.checked_model:checked_model", self.config, workers.device, num_gpus=workers.actor_gpus
-        )
+        checked = known_check(self.config, workers.device)
+        if checked is None:
+            check = "pipeline.stages.checked_model:checked_model"
+            checked = engine.run_task(check, self.config, workers.device, num_gpus=workers.actor_gpus)
+        assert checked is not None
         in_place = self.config.store.retention == "segment" and not self.several_nodes and self.store.is_local
         config = self.config if in_place else with_small_shards(self.config, workers.actors)
         return StageContext(

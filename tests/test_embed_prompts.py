@@ -17,7 +17,7 @@ from PIL import Image
 from pipeline import flow
 from pipeline.config import Config, parse_config
 from pipeline.errors import ConfigError
-from pipeline.models.vision_language import resolve_model
+from pipeline.models.location import resolve_model
 from pipeline.search import find_run, search
 from tests.without_ray import run_without_ray
 

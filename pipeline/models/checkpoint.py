@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from pipeline.errors import ConfigError
 from pipeline.features.identity import canonical_json
+from pipeline.models.location import folder_digest
 
 
 def load_quietly() -> None:
@@ -24,17 +24,12 @@ def load_quietly() -> None:
 
 
 def checkpoint_name(path: str) -> str:
-    """16 hex digits that change when the files do: over the hub's commit, or names, sizes and times of a folder's."""
-    terms: Any = [path, None]
-    if os.path.isdir(path):
-        terms = [(str(f.relative_to(path)), f.stat().st_size, f.stat().st_mtime_ns) for f in _files(path)]
-    else:
-        terms[1] = getattr(AutoConfig.from_pretrained(path), "_commit_hash", None)
-    return hashlib.sha256(repr(terms).encode()).hexdigest()[:16]
-
-
-def _files(path: str) -> list[Path]:
-    return sorted(f for f in Path(path).rglob("*") if f.is_file())
+    """16 hex digits that change when the files do: `folder_digest`, or of a hub's name over its commit."""
+    digest = folder_digest(path)
+    if digest is None:
+        terms = [path, getattr(AutoConfig.from_pretrained(path), "_commit_hash", None)]
+        digest = hashlib.sha256(repr(terms).encode()).hexdigest()[:16]
+    return digest
 
 
 def checkpoint_file(path: str, filename: str, subfolder: str = "") -> str | None:

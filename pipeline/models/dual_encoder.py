@@ -17,8 +17,9 @@ from pipeline.errors import ConfigError
 from pipeline.features.identity import canonical_json
 from pipeline.media.resize import Resample
 from pipeline.models.checkpoint import load_config, load_tokenizer, load_whole, tokenizer_digest, weights_digest
+from pipeline.models.location import resolve_model
 from pipeline.models.padding import pad_mask, pad_rows
-from pipeline.models.vision_language import resolve_device, resolve_model
+from pipeline.models.vision_language import resolve_device
 from pipeline.planning.image_size import (
     ExactSize,
     ImageGeometry,

@@ -19,8 +19,8 @@ from pipeline.features.codec import FeatureRecord, TensorView
 from pipeline.features.identity import canonical_json
 from pipeline.models.checkpoint import load_config
 from pipeline.models.dual_encoder import FAMILIES, DualEncoderFacts, ImageTower, TextTower
+from pipeline.models.location import resolve_model
 from pipeline.models.text import TextEmbedder, TextFacts
-from pipeline.models.vision_language import resolve_model
 from pipeline.pooling.contract import PoolingContract
 from pipeline.schema import Frames, Geometry, Modality, Placeholder
 

@@ -18,7 +18,8 @@ from transformers.utils.generic import ModelOutput
 from pipeline.features.codec import FeatureRecord, TensorView
 from pipeline.language.sampling import SeededSampler, StepClock
 from pipeline.models.halves import load_half
-from pipeline.models.vision_language import VisionLanguageFacts, resolve_device, resolve_model
+from pipeline.models.location import resolve_model
+from pipeline.models.vision_language import VisionLanguageFacts, resolve_device
 
 
 def tensor_of(view: TensorView, device: torch.device) -> torch.Tensor:

@@ -13,7 +13,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from pipeline.models.checkpoint import load_config, weights_digest
 from pipeline.models.language_model import LanguageModel, PromptedItem
-from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
+from pipeline.models.location import resolve_model
+from pipeline.models.vision_language import VisionLanguageFacts
 from pipeline.pooling.contract import Normalisation, Output, Padding, PoolingContract
 from pipeline.pooling.pool import finish
 

@@ -23,6 +23,7 @@ from pipeline.models.checkpoint import (
     tokenizer_digest,
     weights_digest,
 )
+from pipeline.models.location import resolve_model
 from pipeline.models.padding import first_position, pad_mask, pad_rows, positions
 from pipeline.models.sentence_folder import (
     Prompts,
@@ -33,7 +34,7 @@ from pipeline.models.sentence_folder import (
     torch_module,
 )
 from pipeline.models.text import check_max_tokens, read_max_tokens
-from pipeline.models.vision_language import resolve_device, resolve_model
+from pipeline.models.vision_language import resolve_device
 from pipeline.pooling.contract import Normalisation, Output, Padding, PoolingContract, Truncation
 
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"

@@ -19,9 +19,10 @@ from pipeline.features.codec import FeatureRecord, decode_record, encode_record
 from pipeline.language.prompt import PromptWriter
 from pipeline.media.resize import resize_frames
 from pipeline.models.language_model import GenerationOptions, LanguageModel, PromptedItem, tensor_of
+from pipeline.models.location import resolve_model
 from pipeline.models.processing import run_processor
 from pipeline.models.vision_encoder import VisionEncoder
-from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
+from pipeline.models.vision_language import VisionLanguageFacts
 from pipeline.schema import Frames, Modality, Probe, RecordSize, SamplePlan
 
 _TRIED: dict[Modality, tuple[int, int, int]] = {"image": (1, 90, 130), "video": (4, 90, 130)}

@@ -28,6 +28,7 @@ from pipeline.models.checkpoint import (
     tokenizer_digest,
     weights_digest,
 )
+from pipeline.models.location import resolve_model
 from pipeline.models.padding import first_position, pad_mask, pad_rows, positions
 from pipeline.models.sentence_folder import (
     DenseLayer,
@@ -37,7 +38,7 @@ from pipeline.models.sentence_folder import (
     read_sentence_folder,
     torch_module,
 )
-from pipeline.models.vision_language import resolve_device, resolve_model
+from pipeline.models.vision_language import resolve_device
 from pipeline.pooling.contract import Normalisation, Output, Padding, PoolingContract, Truncation
 from pipeline.pooling.pool import finish, pool_tokens, token_vectors
 

@@ -13,8 +13,9 @@ import torch
 from pipeline.features.codec import Container, FeatureRecord, TensorView
 from pipeline.models.checkpoint import weights_digest
 from pipeline.models.halves import load_half
+from pipeline.models.location import resolve_model
 from pipeline.models.processing import process_item
-from pipeline.models.vision_language import VisionLanguageFacts, resolve_device, resolve_model
+from pipeline.models.vision_language import VisionLanguageFacts, resolve_device
 from pipeline.schema import Frames, Geometry, Modality, Placeholder
 
 

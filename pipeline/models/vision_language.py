@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import importlib.util
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,47 +17,17 @@ from transformers.video_utils import VideoMetadata
 from pipeline.errors import ConfigError, ItemError
 from pipeline.features.identity import canonical_json
 from pipeline.language.placeholder import collapse
+from pipeline.models.location import resolve_model
 from pipeline.models.processing import ProcessedItem, process_item
 from pipeline.planning.geometry import PatchRule, probed_geometry, rule_geometry
 from pipeline.schema import Geometry, Modality, Placeholder, Probe, SamplePlan
 
-DEMO_PREFIX = "demo:"
-PACKAGE_PREFIX = "package:"
 _NUM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Small, large, odd, upright, wide; two, three and many frames. (frames, height, width)
 _CHECKED_SIZES: dict[Modality, tuple[tuple[int, int, int], ...]] = {
     "image": ((1, 61, 83), (1, 480, 640), (1, 1999, 1201), (1, 300, 2400)),
     "video": ((2, 61, 83), (3, 480, 640), (8, 721, 1283), (20, 1280, 720)),
 }
-
-
-def resolve_model(model: str) -> str:
-    """A folder or hub name; `demo:NAME` is a model that ships with headrace, wherever it is installed.
-
-    `package:MODULE/FOLDER` is a folder of an installed Python package, which is not imported.
-    """
-    if model.startswith(PACKAGE_PREFIX):
-        return _package_folder(model)
-    if not model.startswith(DEMO_PREFIX):
-        return model
-    folder = Path(__file__).parent.parent / "demo" / "models" / model.removeprefix(DEMO_PREFIX)
-    if not folder.is_dir():
-        known = sorted(p.name for p in folder.parent.iterdir() if p.is_dir())
-        raise ConfigError(f"model {model!r} is not one of the demo models: {', '.join(known)}")
-    return str(folder)
-
-
-def _package_folder(model: str) -> str:
-    module, _, folder = model.removeprefix(PACKAGE_PREFIX).partition("/")
-    spec = importlib.util.find_spec(module)
-    if spec is None or spec.origin is None:
-        raise ConfigError(
-            f"model {model!r}: no Python package {module!r} is installed; pip install the one that has it"
-        )
-    path = Path(spec.origin).parent / folder
-    if not path.is_dir():
-        raise ConfigError(f"model {model!r}: the package {module!r} has no folder {folder!r}")
-    return str(path)
 
 
 def resolve_device(device: str) -> str:

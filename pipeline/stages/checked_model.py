@@ -10,17 +10,25 @@ from pipeline.config import Config
 from pipeline.features.store import FeatureStore
 from pipeline.models.checkpoint import checkpoint_name
 from pipeline.models.halves import count_parameters
+from pipeline.models.location import resolve_model
 from pipeline.models.prompt_embedder import is_vision_language
 from pipeline.models.self_check import check_halves
 from pipeline.models.vision_encoder import VisionEncoder
-from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
+from pipeline.models.vision_language import VisionLanguageFacts
 from pipeline.schema import RecordSize, VectorSpaces
 from pipeline.stages.checked_vectors import checked_scorer, checked_vectors, prompted_space
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
+from pipeline.stages.known_check import remember_check
 
 
 def checked_model(config: Config, device: str) -> CheckedModel:
     """Loads the checkpoint on `device` the first time. Raises `ConfigError` when it cannot be loaded or used."""
+    checked = _check(config, device)
+    remember_check(config, device, checked)
+    return checked
+
+
+def _check(config: Config, device: str) -> CheckedModel:
     if config.job == "rerank":
         return checked_scorer(config)
     prompted = config.job == "embed_backfill" and is_vision_language(config.model)

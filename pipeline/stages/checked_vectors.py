@@ -17,9 +17,10 @@ from pipeline.features.store import FeatureStore
 from pipeline.models.checkpoint import checkpoint_name
 from pipeline.models.dual_encoder import DualEncoderFacts, ImageTower
 from pipeline.models.embedder import FrameVectors, TextSide, is_dual_encoder
+from pipeline.models.location import resolve_model
 from pipeline.models.prompt_embedder import PromptEmbedder, hidden_size, prompt_contract
 from pipeline.models.reranker import Scorer, ScorerFacts
-from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
+from pipeline.models.vision_language import VisionLanguageFacts
 from pipeline.schema import Geometry, Modality, RecordSize, VectorSpace, VectorSpaces
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
 

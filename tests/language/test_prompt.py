@@ -5,7 +5,7 @@ from transformers import AutoProcessor
 
 from pipeline.errors import ItemError
 from pipeline.language.prompt import PromptWriter, chat_messages, item_seed
-from pipeline.models.vision_language import resolve_model
+from pipeline.models.location import resolve_model
 from pipeline.schema import MediaItem, Placeholder, Request
 
 IMAGE = MediaItem(uri="a.jpg")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import transformers as hf
 
-from pipeline.models.vision_language import resolve_model
+from pipeline.models.location import resolve_model
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"

@@ -6,7 +6,8 @@ from transformers import AutoModelForImageTextToText, Qwen3VLConfig
 
 from pipeline.errors import ConfigError
 from pipeline.models.halves import count_parameters, load_half
-from pipeline.models.vision_language import VisionLanguageFacts, resolve_model
+from pipeline.models.location import resolve_model
+from pipeline.models.vision_language import VisionLanguageFacts
 from tests.models.families import FAMILIES, save_family
 
 PATH = resolve_model("demo:captioner")

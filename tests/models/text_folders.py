@@ -14,7 +14,7 @@ from sentence_transformers.base.modules import Transformer
 from sentence_transformers.sentence_transformer.modules import Pooling
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from pipeline.models.vision_language import resolve_model
+from pipeline.models.location import resolve_model
 
 WIDTH = 32
 SIZES: dict[str, Any] = {

@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from pipeline.demo.media import make_demo_media
-from pipeline.models.vision_language import resolve_model
+from pipeline.models.location import resolve_model
 from tests.media.media_files import Recipe, make_video
 
 ROOT = Path(__file__).parents[2]

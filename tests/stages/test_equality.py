@@ -15,7 +15,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from pipeline.config import Config
-from pipeline.models.vision_language import resolve_model
+from pipeline.models.location import resolve_model
 from tests.stages.line import Line
 
 FPS, MAX_FRAMES, NEW_TOKENS = 2, 16, 24
