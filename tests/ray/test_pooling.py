@@ -21,7 +21,7 @@ from tests.models.dual_folders import FAMILIES, WORDS, save_dual
 from tests.ray.conftest import Driver, Job, files
 from tests.without_ray import run_without_ray
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 
 def test_killed_while_vectors_go_out_and_resumed(
