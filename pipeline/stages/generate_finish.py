@@ -10,19 +10,12 @@ import pyarrow as pa
 from pipeline.planning.windows import Window
 from pipeline.runs.manifest import read_range
 from pipeline.schema import Request
-from pipeline.sinks.parquet import (
-    PART_SCHEMA,
-    QUARANTINE_SCHEMA,
-    quarantine_row,
-    restore_window,
-    write_part,
-    write_quarantine,
-    write_timings,
-)
+from pipeline.sinks.parquet import PART_SCHEMA
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODED_SCHEMA, read_encoded
-from pipeline.stages.outcomes import GENERATE_OUTCOME, count_codes, read_outcomes
+from pipeline.stages.outcomes import GENERATE_OUTCOME, read_outcomes
 from pipeline.stages.prompt import prompt_plan_name
+from pipeline.stages.publish import publish_window, reused_items, summed_times
 
 _ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
 _GENERATE_TIMES = [name for name in GENERATE_OUTCOME.names if name.endswith("_ms")]
@@ -42,21 +35,17 @@ def finish_generate_window(context: StageContext, window: Window) -> dict[str, A
     rows = [
         _part_row(request, answers.get(request.item_index), failures.get(request.item_index)) for request in requests
     ]
-    write_part(context.folder, window.index, restore_window(rows, window.start, window.stop))
     timings = [_timing_row(r.item_index, media[r.item_index], answers.get(r.item_index)) for r in requests]
-    write_timings(context.folder, window.index, pa.Table.from_pylist(timings, _TIMINGS_SCHEMA))
-    letters = [quarantine_row(r.id, failure) for r in requests for failure in failures.get(r.item_index, [])]
-    if letters:
-        write_quarantine(context.folder, window.index, pa.Table.from_pylist(letters, QUARANTINE_SCHEMA))
-    written = [row["item_index"] for row in rows if row["status"] == "ok"]
-    quarantine = count_codes(row["code"] for row in rows)
-    reused = [index for index in written if media[index] and all(each["reused"] for each in media[index])]
-    counts = {
-        "items_written": len(written),
-        "items_reused": len(reused),
-        "items_quarantined": sum(quarantine.values()),
-    }
-    return {"counts": counts, "quarantine": quarantine}
+    return publish_window(
+        context,
+        window,
+        requests,
+        rows=rows,
+        schema=PART_SCHEMA,
+        failures=failures,
+        timings=pa.Table.from_pylist(timings, _TIMINGS_SCHEMA),
+        reused=reused_items(media),
+    )
 
 
 def gather(
@@ -97,10 +86,7 @@ def _part_row(request: Request, answer: dict[str, Any] | None, failures: list[di
 
 def _timing_row(item_index: int, media: list[dict[str, Any]], answer: dict[str, Any] | None) -> dict[str, Any]:
     """An item's times: its media's added up, its batch's where a batch shares one."""
-    row: dict[str, Any] = {"item_index": item_index}
-    for name in _ENCODE_TIMES:
-        times = [each[name] for each in media if each[name] is not None]
-        row[name] = sum(times) if times else None
+    row: dict[str, Any] = {"item_index": item_index, **summed_times(_ENCODE_TIMES, media)}
     for name in _GENERATE_TIMES:
         row[name] = answer[name] if answer else None
     return row

@@ -18,20 +18,13 @@ from pipeline.pooling.frames import pool_frames
 from pipeline.runs.base import read_rows
 from pipeline.runs.manifest import read_range
 from pipeline.schema import Request
-from pipeline.sinks.parquet import (
-    QUARANTINE_SCHEMA,
-    quarantine_row,
-    restore_window,
-    write_part,
-    write_quarantine,
-    write_timings,
-)
 from pipeline.sinks.vectors import vector_schema
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODED_SCHEMA, read_encoded
 from pipeline.stages.encode_plan import load_plan
-from pipeline.stages.outcomes import count_codes, failure_row, read_outcomes
+from pipeline.stages.outcomes import failure_row, read_outcomes
 from pipeline.stages.pool_plan import carried_items, pool_plan_name, read_chunks
+from pipeline.stages.publish import publish_window, reused_items, summed_times
 from pipeline.storage import Folder
 
 _ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
@@ -70,28 +63,24 @@ def finish_pool_window(context: StageContext, window: Window) -> dict[str, Any]:
     vectors = _media_vectors(context, items)
     sources = _sources(context, window)
     carried = _carried_rows(context, window)
+    schema = part_schema(context)
     rows = [
         {**carried[r.item_index], "item_index": r.item_index}
         if r.item_index in carried
-        else _part_row(context, r, items[r.item_index], vectors.get(r.item_index), sources)
+        else _part_row(dict.fromkeys(schema.names), r, items[r.item_index], vectors.get(r.item_index), sources)
         for r in requests
     ]
-    schema = part_schema(context)
-    write_part(context.folder, window.index, restore_window(rows, window.start, window.stop, schema), schema)
     timings = [_timing_row(request.item_index, items[request.item_index]) for request in requests]
-    write_timings(context.folder, window.index, pa.Table.from_pylist(timings, _TIMINGS_SCHEMA))
-    letters = [quarantine_row(r.id, failure) for r in requests for failure in items[r.item_index].failures]
-    if letters:
-        write_quarantine(context.folder, window.index, pa.Table.from_pylist(letters, QUARANTINE_SCHEMA))
-    written = [row["item_index"] for row in rows if row["status"] == "ok"]
-    quarantine = count_codes(row["code"] for row in rows)
-    reused = [i for i in written if i in carried or (items[i].media and all(m["reused"] for m in items[i].media))]
-    counts = {
-        "items_written": len(written),
-        "items_reused": len(reused),
-        "items_quarantined": sum(quarantine.values()),
-    }
-    return {"counts": counts, "quarantine": quarantine}
+    return publish_window(
+        context,
+        window,
+        requests,
+        rows=rows,
+        schema=schema,
+        failures={index: item.failures for index, item in items.items()},
+        timings=pa.Table.from_pylist(timings, _TIMINGS_SCHEMA),
+        reused={*carried, *reused_items({index: item.media for index, item in items.items()})},
+    )
 
 
 def _carried_rows(context: StageContext, window: Window) -> dict[int, dict[str, Any]]:
@@ -148,14 +137,13 @@ def _sources(context: StageContext, window: Window) -> dict[int, str]:
 
 
 def _part_row(
-    context: StageContext,
+    row: dict[str, Any],
     request: Request,
     item: _Item,
     vector: npt.NDArray[np.float32] | None,
     sources: dict[int, str],
 ) -> dict[str, Any]:
     media = request.media[0] if request.media else None
-    row: dict[str, Any] = dict.fromkeys(part_schema(context).names)
     row.update(
         item_index=request.item_index,
         id=request.id,
@@ -201,9 +189,6 @@ def _chunk_rows(item: _Item) -> list[dict[str, Any]] | None:
 
 def _timing_row(item_index: int, item: _Item) -> dict[str, Any]:
     """An item's times: its media's and its chunks' added up."""
-    row: dict[str, Any] = {"item_index": item_index}
-    for name in _ENCODE_TIMES:
-        times = [each[name] for each in item.media if each[name] is not None]
-        row[name] = sum(times) if times else None
+    row: dict[str, Any] = {"item_index": item_index, **summed_times(_ENCODE_TIMES, item.media)}
     row["text_embed_ms"] = sum(p["text_embed_ms"] for p in item.pieces.values()) if item.pieces else None
     return row

@@ -11,21 +11,14 @@ from pipeline.errors import ItemError
 from pipeline.planning.windows import Window
 from pipeline.runs.manifest import read_range
 from pipeline.schema import Request
-from pipeline.sinks.parquet import (
-    QUARANTINE_SCHEMA,
-    quarantine_row,
-    restore_window,
-    write_part,
-    write_quarantine,
-    write_timings,
-)
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODED_SCHEMA
 from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.generate_finish import gather
 from pipeline.stages.identity import sha256_content
-from pipeline.stages.outcomes import PROMPT_VECTOR_OUTCOME, count_codes, failure_row
+from pipeline.stages.outcomes import PROMPT_VECTOR_OUTCOME, failure_row
 from pipeline.stages.pool_finish import part_schema
+from pipeline.stages.publish import publish_window, reused_items, summed_times
 
 _ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
 _PROMPT_TIMES = [name for name in PROMPT_VECTOR_OUTCOME.names if name.endswith("_ms")]
@@ -47,27 +40,25 @@ def finish_prompt_vectors_window(context: StageContext, window: Window) -> dict[
             failures[index].append(failure_row(index, None, error))
     plan = load_plan(context, window)
     sources = {} if plan is None else {each.item_index: each.source_id for each in plan.media}
-    rows = [_part_row(context, r, media[r.item_index], vectors, failures, sources) for r in requests]
     schema = part_schema(context)
-    write_part(context.folder, window.index, restore_window(rows, window.start, window.stop, schema), schema)
+    rows = [
+        _part_row(dict.fromkeys(schema.names), r, media[r.item_index], vectors, failures, sources) for r in requests
+    ]
     timings = [_timing_row(r.item_index, media[r.item_index], vectors.get(r.item_index)) for r in requests]
-    write_timings(context.folder, window.index, pa.Table.from_pylist(timings, _TIMINGS_SCHEMA))
-    letters = [quarantine_row(r.id, failure) for r in requests for failure in failures.get(r.item_index, [])]
-    if letters:
-        write_quarantine(context.folder, window.index, pa.Table.from_pylist(letters, QUARANTINE_SCHEMA))
-    written = [row["item_index"] for row in rows if row["status"] == "ok"]
-    quarantine = count_codes(row["code"] for row in rows)
-    reused = [index for index in written if media[index] and all(each["reused"] for each in media[index])]
-    counts = {
-        "items_written": len(written),
-        "items_reused": len(reused),
-        "items_quarantined": sum(quarantine.values()),
-    }
-    return {"counts": counts, "quarantine": quarantine}
+    return publish_window(
+        context,
+        window,
+        requests,
+        rows=rows,
+        schema=schema,
+        failures=failures,
+        timings=pa.Table.from_pylist(timings, _TIMINGS_SCHEMA),
+        reused=reused_items(media),
+    )
 
 
 def _part_row(
-    context: StageContext,
+    row: dict[str, Any],
     request: Request,
     media: list[dict[str, Any]],
     vectors: dict[int, dict[str, Any]],
@@ -77,7 +68,6 @@ def _part_row(
     index = request.item_index
     first = request.media[0] if request.media else None
     own = None if request.text is None else sha256_content(request.text.encode())
-    row: dict[str, Any] = dict.fromkeys(part_schema(context).names)
     row.update(
         item_index=index,
         id=request.id,
@@ -99,10 +89,7 @@ def _part_row(
 
 def _timing_row(item_index: int, media: list[dict[str, Any]], vector: dict[str, Any] | None) -> dict[str, Any]:
     """An item's times: its media's added up, its batch's where a batch shares one."""
-    row: dict[str, Any] = {"item_index": item_index}
-    for name in _ENCODE_TIMES:
-        times = [each[name] for each in media if each[name] is not None]
-        row[name] = sum(times) if times else None
+    row: dict[str, Any] = {"item_index": item_index, **summed_times(_ENCODE_TIMES, media)}
     for name in _PROMPT_TIMES:
         row[name] = vector[name] if vector else None
     return row

@@ -13,10 +13,10 @@ from pipeline.planning.windows import Window
 from pipeline.pooling.rank import Pair, ScoreBoard, ranking
 from pipeline.runs.manifest import read_range
 from pipeline.schema import ItemFailure, Request
-from pipeline.sinks.parquet import QUARANTINE_SCHEMA, quarantine_row, restore_window, write_part, write_quarantine
 from pipeline.stages.context import StageContext
-from pipeline.stages.outcomes import count_codes, failure_row, read_outcomes
+from pipeline.stages.outcomes import failure_row, read_outcomes
 from pipeline.stages.pool_plan import pool_plan_name
+from pipeline.stages.publish import publish_window
 
 RANKED_SCHEMA = pa.schema(
     [
@@ -41,18 +41,14 @@ def finish_rank_window(context: StageContext, window: Window) -> dict[str, Any]:
     failures = {failure["item_index"]: failure for failure in plan["failures"]}
     scores = _scores(context, window, plan)
     rows = [_part_row(request, scores.get(request.item_index), failures) for request in requests]
-    write_part(
-        context.folder, window.index, restore_window(rows, window.start, window.stop, RANKED_SCHEMA), RANKED_SCHEMA
+    return publish_window(
+        context,
+        window,
+        requests,
+        rows=rows,
+        schema=RANKED_SCHEMA,
+        failures={index: [failure] for index, failure in failures.items()},
     )
-    letters = [quarantine_row(r.id, failures[r.item_index]) for r in requests if r.item_index in failures]
-    if letters:
-        write_quarantine(context.folder, window.index, pa.Table.from_pylist(letters, QUARANTINE_SCHEMA))
-    quarantine = count_codes(row["code"] for row in rows)
-    counts = {
-        "items_written": sum(row["status"] == "ok" for row in rows),
-        "items_quarantined": sum(quarantine.values()),
-    }
-    return {"counts": counts, "quarantine": quarantine}
 
 
 def _scores(

@@ -1,0 +1,66 @@
+"""What a finished window becomes: its part, timings and quarantine, and the counts for the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.planning.windows import Window
+from pipeline.schema import Request
+from pipeline.sinks.parquet import (
+    QUARANTINE_SCHEMA,
+    quarantine_row,
+    restore_window,
+    write_part,
+    write_quarantine,
+    write_timings,
+)
+from pipeline.stages.context import StageContext
+from pipeline.stages.outcomes import count_codes
+
+
+def publish_window(
+    context: StageContext,
+    window: Window,
+    requests: Sequence[Request],
+    *,
+    rows: Sequence[Mapping[str, Any]],
+    schema: pa.Schema,
+    failures: Mapping[int, Sequence[Mapping[str, Any]]],
+    timings: pa.Table | None = None,
+    reused: Collection[int] = (),
+) -> dict[str, Any]:
+    """Write the window's files; may be done again and gives the same part.
+
+    `rows` (of `schema`, with `status` and `code`) are one an item, in any order; `failures` say why items are out;
+    `reused` items needed no encoding. Returns the ledger's `counts` (items written, reused, quarantined) and
+    `quarantine` (code → items). Raises `RuntimeError` when an item is missing or there twice.
+    """
+    part = restore_window(rows, window.start, window.stop, schema)
+    write_part(context.folder, window.index, part, schema)
+    if timings is not None:
+        write_timings(context.folder, window.index, timings)
+    letters = [quarantine_row(r.id, failure) for r in requests for failure in failures.get(r.item_index, ())]
+    if letters:
+        write_quarantine(context.folder, window.index, pa.Table.from_pylist(letters, QUARANTINE_SCHEMA))
+    written = [row["item_index"] for row in rows if row["status"] == "ok"]
+    quarantine = count_codes(row["code"] for row in rows)
+    counts = {
+        "items_written": len(written),
+        "items_reused": sum(index in reused for index in written),
+        "items_quarantined": sum(quarantine.values()),
+    }
+    return {"counts": counts, "quarantine": quarantine}
+
+
+def reused_items(media: Mapping[int, Sequence[Mapping[str, Any]]]) -> set[int]:
+    """Items whose media (`ENCODED_SCHEMA`), of which they have some, were all encoded before."""
+    return {index for index, each in media.items() if each and all(row["reused"] for row in each)}
+
+
+def summed_times(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
+    """An item's times over its media: added up, null where none was taken."""
+    taken = {name: [row[name] for row in rows if row[name] is not None] for name in names}
+    return {name: sum(times) if times else None for name, times in taken.items()}
