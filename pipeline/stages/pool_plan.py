@@ -16,30 +16,17 @@ from pipeline.language.batching import plan_text_batches
 from pipeline.planning.windows import Window
 from pipeline.runs.base import Place
 from pipeline.runs.receipts import receipt_to_json
-from pipeline.schema import Receipt
 from pipeline.stages.context import StageContext
-from pipeline.stages.outcomes import count_codes, pool_batch_receipts
+from pipeline.stages.outcomes import pool_batch_receipts
+from pipeline.stages.planned import batch_row, batches_schema, plan_receipt
 from pipeline.stages.texts import Piece, WindowTexts, read_texts
 
-TEXT_SCHEMA = pa.schema(
+TEXT_SCHEMA = batches_schema(
     [
-        ("window", pa.int32()),
-        ("batch", pa.int32()),
-        ("digest", pa.string()),
-        ("receipt", pa.string()),
-        (
-            "items",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("item_index", pa.int64()),
-                        ("part", pa.int32()),
-                        ("input_ids", pa.list_(pa.int32())),
-                    ]
-                )
-            ),
-        ),
-    ]
+        ("item_index", pa.int64()),
+        ("part", pa.int32()),
+        ("input_ids", pa.list_(pa.int32())),
+    ],
 )
 
 
@@ -79,10 +66,10 @@ class PlanTextWindow:
             folder.write_json(name, self._plan(window, pieces, found, started))
         plan = folder.read_json(name)
         done = pool_batch_receipts(folder, window.index)
-        rows = [{**_place(window, -1, ""), "receipt": plan["receipt"]}]
+        rows = [{**batch_row(window, -1, ""), "receipt": plan["receipt"]}]
         for number, batch in enumerate(plan["batches"]):
             digest = batch["digest"]
-            row = _place(window, number, digest)
+            row = batch_row(window, number, digest)
             if (number, digest) in done:
                 rows.append({**row, "receipt": done[number, digest][1]})
             else:
@@ -96,25 +83,23 @@ class PlanTextWindow:
             max_batch_tokens=section.max_batch_tokens,
             max_batch_items=section.max_batch_items,
         )
-        planned = []
+        planned: list[dict[str, Any]] = []
         for number, positions in enumerate(batches):
             terms = [[pieces[p]["item_index"], pieces[p]["part"], pieces[p]["input_ids"]] for p in positions]
             digest = hashlib.sha256(json.dumps([window.index, number, terms]).encode()).hexdigest()[:16]
             planned.append({"digest": digest, "pieces": positions})
-        receipt = Receipt(
-            stage="tokenize",
-            window=window.index,
-            batch=-1,
-            digest=hashlib.sha256(repr([batch["digest"] for batch in planned]).encode()).hexdigest()[:16],
+        receipt = plan_receipt(
+            "tokenize",
+            window,
+            [batch["digest"] for batch in planned],
             counts={
-                "batches": len(planned),
                 "items": window.stop - window.start,
                 "fetches": found.counter.fetches,
                 "bytes_fetched": found.counter.bytes_fetched,
                 "items_carried": len(found.carried),
             },
-            seconds={"tokenize": time.perf_counter() - started},
-            quarantine=count_codes(failure["code"] for failure in found.failures),
+            seconds=time.perf_counter() - started,
+            failures=found.failures,
         )
         return {
             "batches": planned,
@@ -157,7 +142,3 @@ def _write_chunks(context: StageContext, window: Window, found: WindowTexts) -> 
 
 def _piece_row(item_index: int, piece: Piece) -> dict[str, Any]:
     return {"item_index": item_index, "part": piece.part, "input_ids": piece.input_ids}
-
-
-def _place(window: Window, batch: int, digest: str) -> dict[str, Any]:
-    return {"window": window.index, "batch": batch, "digest": digest, "items": []}

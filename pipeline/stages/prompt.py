@@ -18,35 +18,20 @@ from pipeline.language.prompt import PromptWriter, chat_messages, item_seed
 from pipeline.planning.windows import Window
 from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_to_json
-from pipeline.schema import Receipt, Request
+from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
-from pipeline.stages.outcomes import count_codes, failure_row, generate_batch_receipts
+from pipeline.stages.outcomes import failure_row, generate_batch_receipts
+from pipeline.stages.planned import batch_row, batches_schema, plan_receipt
 
-PROMPT_SCHEMA = pa.schema(
+PROMPT_SCHEMA = batches_schema(
     [
-        ("window", pa.int32()),
-        ("batch", pa.int32()),
-        ("digest", pa.string()),
-        ("receipt", pa.string()),
-        (
-            "items",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("item_index", pa.int64()),
-                        ("input_ids", pa.list_(pa.int32())),
-                        ("seed", pa.int64()),
-                        (
-                            "media",
-                            pa.list_(pa.struct([("key", pa.string()), ("shard", pa.string())])),
-                        ),
-                    ]
-                )
-            ),
-        ),
-        ("prompted_at", pa.float64()),  # seconds since the epoch
-    ]
+        ("item_index", pa.int64()),
+        ("input_ids", pa.list_(pa.int32())),
+        ("seed", pa.int64()),
+        ("media", pa.list_(pa.struct([("key", pa.string()), ("shard", pa.string())]))),
+    ],
+    ("prompted_at", pa.float64()),  # seconds since the epoch
 )
 
 
@@ -77,10 +62,10 @@ class PlanPromptWindow:
             folder.write_json(name, self._plan(window, items, failures, started))
         plan = folder.read_json(name)
         done = generate_batch_receipts(folder, window.index)
-        rows = [{**_place(window, -1, ""), "receipt": plan["receipt"]}]
+        rows = [{**batch_row(window, -1, ""), "receipt": plan["receipt"]}]
         for number, batch in enumerate(plan["batches"]):
             digest = batch["digest"]
-            row = _place(window, number, digest)
+            row = batch_row(window, number, digest)
             if (number, digest) in done:
                 rows.append({**row, "receipt": done[number, digest][1]})
             else:
@@ -148,23 +133,18 @@ class PlanPromptWindow:
             max_batch_bytes=generate.max_batch_bytes,
             max_batch_items=generate.max_batch_items,
         )
-        planned = []
+        planned: list[dict[str, Any]] = []
         for number, positions in enumerate(batches):
             chosen = [order[position] for position in positions]
             terms = [[index, items[index]["input_ids"]] for index in chosen]
             digest = hashlib.sha256(json.dumps([window.index, number, terms]).encode()).hexdigest()[:16]
             planned.append({"digest": digest, "items": chosen})
-        receipt = Receipt(
-            stage="prompt",
-            window=window.index,
-            batch=-1,
-            digest=hashlib.sha256(repr([batch["digest"] for batch in planned]).encode()).hexdigest()[:16],
-            counts={"batches": len(planned), "items": len(items) + len(failures)},
-            seconds={"prompt": time.perf_counter() - started},
-            quarantine=count_codes(failure["code"] for failure in failures),
+        receipt = plan_receipt(
+            "prompt",
+            window,
+            [batch["digest"] for batch in planned],
+            counts={"items": len(items) + len(failures)},
+            seconds=time.perf_counter() - started,
+            failures=failures,
         )
         return {"batches": planned, "failures": failures, "receipt": receipt_to_json(receipt)}
-
-
-def _place(window: Window, batch: int, digest: str) -> dict[str, Any]:
-    return {"window": window.index, "batch": batch, "digest": digest, "items": []}

@@ -16,34 +16,22 @@ from pipeline.planning.windows import Window
 from pipeline.pooling.rank import admit_documents, plan_pairs
 from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_to_json
-from pipeline.schema import Receipt, Request
+from pipeline.schema import Request
 from pipeline.stages.context import StageContext
-from pipeline.stages.outcomes import count_codes, failure_row, pool_batch_receipts
+from pipeline.stages.outcomes import failure_row, pool_batch_receipts
+from pipeline.stages.planned import batch_row, batches_schema, plan_receipt
 from pipeline.stages.pool_plan import pool_plan_name
 
 if TYPE_CHECKING:
     from pipeline.models.reranker import TokenizedText
 
-PAIR_SCHEMA = pa.schema(
+PAIR_SCHEMA = batches_schema(
     [
-        ("window", pa.int32()),
-        ("batch", pa.int32()),
-        ("digest", pa.string()),
-        ("receipt", pa.string()),
-        (
-            "items",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("item_index", pa.int64()),
-                        ("document", pa.int32()),
-                        ("input_ids", pa.list_(pa.int32())),
-                        ("type_ids", pa.list_(pa.int8())),
-                    ]
-                )
-            ),
-        ),
-    ]
+        ("item_index", pa.int64()),
+        ("document", pa.int32()),
+        ("input_ids", pa.list_(pa.int32())),
+        ("type_ids", pa.list_(pa.int8())),
+    ],
 )
 
 
@@ -70,11 +58,11 @@ class PlanPairsWindow:
             folder.write_json(name, self._plan(window, requests, tokenized, failures, started))
         plan = folder.read_json(name)
         done = pool_batch_receipts(folder, window.index)
-        yield {**_place(window, -1, ""), "receipt": plan["receipt"]}
+        yield {**batch_row(window, -1, ""), "receipt": plan["receipt"]}
         by_index = dict(zip(requests, tokenized, strict=True))
         for number, batch in enumerate(plan["batches"]):
             digest = batch["digest"]
-            row = _place(window, number, digest)
+            row = batch_row(window, number, digest)
             if (number, digest) in done:
                 yield {**row, "receipt": done[number, digest][1]}
             else:
@@ -118,7 +106,7 @@ class PlanPairsWindow:
             max_batch_tokens=section.max_batch_tokens,
             max_batch_items=section.max_batch_items,
         )
-        planned = []
+        planned: list[dict[str, Any]] = []
         for number, pairs in enumerate(batches):
             places = [[indices[pair.request], pair.document] for pair in pairs]
             terms = [
@@ -126,14 +114,13 @@ class PlanPairsWindow:
             ]
             digest = hashlib.sha256(json.dumps([window.index, number, terms]).encode()).hexdigest()[:16]
             planned.append({"digest": digest, "pairs": places})
-        receipt = Receipt(
-            stage="tokenize",
-            window=window.index,
-            batch=-1,
-            digest=hashlib.sha256(repr([batch["digest"] for batch in planned]).encode()).hexdigest()[:16],
-            counts={"batches": len(planned), "items": window.stop - window.start},
-            seconds={"tokenize": time.perf_counter() - started},
-            quarantine=count_codes(failure["code"] for failure in failures),
+        receipt = plan_receipt(
+            "tokenize",
+            window,
+            [batch["digest"] for batch in planned],
+            counts={"items": window.stop - window.start},
+            seconds=time.perf_counter() - started,
+            failures=failures,
         )
         scored = {str(index): len(texts) for index, texts in zip(indices, tokenized, strict=True)}
         return {
@@ -151,7 +138,3 @@ def _pair_row(item_index: int, document: int, text: TokenizedText) -> dict[str, 
         "input_ids": text.input_ids,
         "type_ids": text.type_ids,
     }
-
-
-def _place(window: Window, batch: int, digest: str) -> dict[str, Any]:
-    return {"window": window.index, "batch": batch, "digest": digest, "items": []}

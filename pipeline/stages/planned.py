@@ -1,0 +1,53 @@
+"""What the plans of the passes after encoding have in common: rows of batches, and the receipt that announces them."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from pipeline.planning.windows import Window
+from pipeline.schema import Receipt
+from pipeline.stages.outcomes import count_codes
+
+
+def batches_schema(item: Sequence[tuple[str, pa.DataType]], *more: tuple[str, pa.DataType]) -> pa.Schema:
+    """Rows of planned batches: `items` of the fields `item`; a row with a `receipt` has none, and is passed on."""
+    return pa.schema(
+        [
+            ("window", pa.int32()),
+            ("batch", pa.int32()),
+            ("digest", pa.string()),
+            ("receipt", pa.string()),
+            ("items", pa.list_(pa.struct(list(item)))),
+            *more,
+        ]
+    )
+
+
+def batch_row(window: Window, batch: int, digest: str) -> dict[str, Any]:
+    """A row without items or receipt yet; the plan's own is batch -1."""
+    return {"window": window.index, "batch": batch, "digest": digest, "items": []}
+
+
+def plan_receipt(
+    stage: Literal["prompt", "tokenize"],
+    window: Window,
+    digests: Sequence[str],
+    *,
+    counts: Mapping[str, int],
+    seconds: float,
+    failures: Sequence[Mapping[str, Any]],
+) -> Receipt:
+    """Says how many batches follow, by their digests."""
+    return Receipt(
+        stage=stage,
+        window=window.index,
+        batch=-1,
+        digest=hashlib.sha256(repr(list(digests)).encode()).hexdigest()[:16],
+        counts={"batches": len(digests), **counts},
+        seconds={stage: seconds},
+        quarantine=count_codes(failure["code"] for failure in failures),
+    )
