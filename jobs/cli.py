@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
@@ -15,6 +17,16 @@ from pipeline.errors import HeadraceError
 
 app = typer.Typer(help="Offline batch multimodal processing on Ray Data.", no_args_is_help=True, add_completion=False)
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace one value: a.b=c.")]
+
+
+@contextmanager
+def _refusals() -> Iterator[None]:
+    """What headrace refuses is said in a line, and ends the command with its code."""
+    try:
+        yield
+    except HeadraceError as error:
+        typer.echo(f"headrace: {error}", err=True)
+        raise typer.Exit(error.exit_code) from error
 
 
 @app.callback()
@@ -37,14 +49,11 @@ def search(
     page: Annotated[str | None, typer.Option(metavar="FILE", help="Where to write the page with pictures.")] = None,
 ) -> None:
     """Find items of a run that embedded them: printed here, and as a page with pictures."""
-    try:
+    with _refusals():
         # Not at the top: help is printed without waiting for torch.
         from jobs.search import run_search
 
         run_search(run, query, limit=limit, tenant=tenant, page=page)
-    except HeadraceError as error:
-        typer.echo(f"headrace: {error}", err=True)
-        raise typer.Exit(error.exit_code) from error
 
 
 @app.command()
@@ -52,13 +61,10 @@ def conform(
     config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None
 ) -> None:
     """Check a job's models against the libraries they were made for: six verdicts each. Exit code 1 if one differs."""
-    try:
+    with _refusals():
         from pipeline.conformance import conform as check
 
         found = check(load_config(config, set_))
-    except HeadraceError as error:
-        typer.echo(f"headrace: {error}", err=True)
-        raise typer.Exit(error.exit_code) from error
     for checked, verdicts in found:
         typer.echo(f"\n{checked}")
         for each in verdicts:
@@ -71,11 +77,8 @@ def limits(
     config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None
 ) -> None:
     """Print the admission budget that a configuration puts in force."""
-    try:
+    with _refusals():
         typer.echo(json.dumps(dataclasses.asdict(load_config(config, set_).limits()), indent=2))
-    except HeadraceError as error:
-        typer.echo(f"headrace: {error}", err=True)
-        raise typer.Exit(error.exit_code) from error
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.media.thumbnail import as_png, thumbnail
+from pipeline.media.thumbnail import as_png, scaled, thumbnail
 from pipeline.models.checkpoint import load_quietly
 from pipeline.schema import MediaItem
 from pipeline.search import Answers, find_run, search
@@ -42,23 +42,23 @@ def run_search(path: str, query: str, *, limit: int, tenant: str, page: str | No
     load_quietly()
     run = find_run(path)
     found = search(run, query, limit=limit, tenant=tenant)
-    pictures = {hit.id: _picture(hit, _PAGE_SIDE) for answers in found for hit in answers.hits}
+    pictures = {hit.id: _picture(hit) for answers in found for hit in answers.hits}
     found = [answers for answers in found if answers.hits]
     for answers in found:
         print(f"\n{answers.of}, by {answers.model}")
         for rank, hit in enumerate(answers.hits, start=1):
-            _print_hit(rank, hit)
+            _print_hit(rank, hit, pictures[hit.id])
     target = page or f"{run.path.rpartition('/')[2]}-search.html"
     Path(target).write_text(page_of(query, found, pictures), encoding="utf-8")
     print(f"\npage  {os.path.abspath(target)}")
 
 
-def _print_hit(rank: int, hit: Hit) -> None:
+def _print_hit(rank: int, hit: Hit, found: npt.NDArray[np.uint8] | None) -> None:
     lines = _lines(rank, hit)
-    picture = _picture(hit, _TERMINAL_SIDE) if sys.stdout.isatty() else None
-    if picture is None:
+    if found is None or not sys.stdout.isatty():
         print("\n".join(lines))
         return
+    picture = scaled(found, _TERMINAL_SIDE)
     drawn = list(_cells(picture))
     for number in range(max(len(drawn), len(lines))):
         left = drawn[number] if number < len(drawn) else " " * picture.shape[1]
@@ -85,11 +85,11 @@ def _cells(picture: npt.NDArray[np.uint8]) -> Iterator[str]:
         yield "".join(cells) + "\x1b[0m"
 
 
-def _picture(hit: Hit, side: int) -> npt.NDArray[np.uint8] | None:
+def _picture(hit: Hit) -> npt.NDArray[np.uint8] | None:
     if hit.uri is None:
         return None
     modality = hit.kind if hit.kind in ("image", "video", "page") else ("page" if hit.page is not None else None)
-    return thumbnail(MediaItem(uri=hit.uri, modality=modality, page=hit.page), side)  # type: ignore[arg-type]
+    return thumbnail(MediaItem(uri=hit.uri, modality=modality, page=hit.page), _PAGE_SIDE)  # type: ignore[arg-type]
 
 
 def page_of(query: str, found: Sequence[Answers], pictures: dict[str, npt.NDArray[np.uint8] | None]) -> str:

@@ -8,6 +8,7 @@ requests → tokenize → plan → embed or score → restore → write         
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from pipeline.runs.run import Run, note_ended, start_run
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
 from pipeline.schema import Receipt
 from pipeline.scratch import ACTORS_END_SECONDS, open_store, release, segments_that_fit, with_small_shards
-from pipeline.sinks.delivery import Delivery, deliver, forget
+from pipeline.sinks.delivery import deliver, forget
 from pipeline.sinks.parquet import part_name
 from pipeline.stages import memory
 from pipeline.stages.context import StageContext
@@ -156,6 +157,11 @@ RANK = Pass(name="pool", receipts=rank_pass, finish=finish_rank_window)
 ANSWERS: dict[str, Pass] = {"caption_videos": GENERATE, "embed_backfill": POOL, "index_documents": POOL, "rerank": RANK}
 
 
+def answering_pass(context: StageContext) -> Pass:
+    """The one that writes an item's row, in the run's job and with its model."""
+    return EMBED if context.embeds_prompts else ANSWERS[context.config.job]
+
+
 def run(config: Config) -> dict[str, Any]:
     """A whole run: freeze the listing, encode and generate by segments, write parts, summary and report.
 
@@ -214,7 +220,6 @@ class _Driver:
         self.items: dict[str, dict[str, int]] = {"counts": {}, "quarantine": {}}
         self.several_nodes = engine.num_nodes() > 1
         self.store_peak_bytes: int | None = None
-        self.answering = ANSWERS[config.job]  # until the model is known
         self.seconds = {"ray_startup": ray_seconds}
         self.windows = plan_windows(
             current.manifest.num_items,
@@ -225,10 +230,9 @@ class _Driver:
     def answer(self) -> dict[str, Any]:
         """Both passes, segment by segment; returns the summary."""
         context = self._context()
-        if context.embeds_prompts:
-            self.answering = EMBED
+        answering = answering_pass(context)
         self._prepare_sinks(context)
-        answered = self._restore(self.answering.name)
+        answered = self._restore(answering.name)
         self._deliver_missing(context, answered)
         self._release(context)
         encoded = self._still_encoded(context, needless=answered)
@@ -236,7 +240,7 @@ class _Driver:
             if context.checked.verdicts:
                 self._pass(ENCODE, context, [window for window in segment if window.index not in encoded])
             self.store_peak_bytes = max(self.store_peak_bytes or 0, self.store.num_bytes())
-            self._pass(self.answering, context, segment)
+            self._pass(answering, context, segment)
             self._release(context)
         return self._finish(context)
 
@@ -270,7 +274,7 @@ class _Driver:
 
     def _release(self, context: StageContext) -> None:
         if self.config.store.retention == "segment":
-            release(context, self.windows, self.answering.name)
+            release(context, self.windows, answering_pass(context).name)
 
     def encode(self) -> StageContext:
         """The encode pass, and every shard sealed."""
@@ -456,7 +460,7 @@ def _publish(each: Pass, context: StageContext, window: Window, totals: Totals) 
 def _deliver(context: StageContext, window: int) -> None:
     """The part of a window to every sink that has not acknowledged it yet."""
     ledger = Ledger(context.folder)
-    waiting = [each for each in context.deliveries if window not in ledger.windows(each.ledger_name)]
+    waiting = [each for each in context.deliveries if not ledger.has(each.ledger_name, window)]
     if not waiting:
         return
     with context.folder.open(part_name(window)) as file:
@@ -464,16 +468,16 @@ def _deliver(context: StageContext, window: int) -> None:
     carried = pa.array(carried_items(context, window) if context.base_url is not None else (), pa.int64())
     changed = part.filter(pc.invert(pc.is_in(part["item_index"], carried)))
     for delivery in waiting:
-        deliver(delivery, changed if _base_delivered(context, delivery) else part)
+        goes_on_from = context.base_url is not None and _is_delivered(context.base_url, delivery.ledger_name)
+        deliver(delivery, changed if goes_on_from else part)
         ledger.record(delivery.ledger_name, window, {})
 
 
-def _base_delivered(context: StageContext, delivery: Delivery) -> bool:
-    """True when the sink has all of the run that this one goes on from."""
-    if context.base_url is None:
-        return False
-    ledger = Ledger(Folder(context.base_url))
-    return set(ledger.windows("pool")) == set(ledger.windows(delivery.ledger_name))
+@functools.lru_cache(maxsize=16)
+def _is_delivered(run_url: str, ledger_name: str) -> bool:
+    """True when the sink has all of a run that has ended."""
+    ledger = Ledger(Folder(run_url))
+    return set(ledger.windows("pool")) == set(ledger.windows(ledger_name))
 
 
 def _delete_vanished(context: StageContext, base: Folder) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,9 @@ from pipeline.models.vision_language import VisionLanguageFacts
 from pipeline.schema import Request
 from pipeline.sinks.contract import Filter, Hit, point_id
 from pipeline.sinks.delivery import chunk_text_of, texts_section
+from pipeline.sinks.parquet import part_name
 from pipeline.sinks.registry import open_sink, sections
+from pipeline.sinks.vectors import read_described
 from pipeline.storage import Folder
 
 _COLUMNS = ["id", "tenant", "status", "modality", "uri", "page", "source_id", "text", "vector", "chunks"]
@@ -56,10 +57,11 @@ def search(run: Folder, query: str, *, limit: int = 10, tenant: str = "") -> lis
         raise ConfigError(f"{run.url}: the run has not ended, there is nothing to search yet")
     config = parse_config(run.read_json("_run/config.json")["config"])
     spaces = _spaces(run)
+    searches = list(_searches(config, spaces))
+    vectors = {model: _query_vector(config, model, query) for model in {model for _, model, _ in searches}}
     found = []
-    for of, model, kinds in _searches(config, spaces):
-        vector = _query_vector(config, model, query)
-        hits = _hits(config, run, of, kinds, vector, limit=limit, tenant=tenant)
+    for of, model, kinds in searches:
+        hits = _hits(config, run, of, kinds, vectors[model], limit=limit, tenant=tenant)
         found.append(Answers(of=of, model=model, hits=hits))
     return found
 
@@ -181,8 +183,8 @@ def _hit(kind: Any, part: int, row: dict[str, Any], score: float) -> Hit:
 
 
 def _spaces(run: Folder) -> dict[str, Any]:
-    with run.open("part-000000.parquet") as file:
-        described = (pq.read_schema(file).metadata or {}).get(b"headrace.vectors")
+    with run.open(part_name(0)) as file:
+        described = read_described(file)
     if described is None:
         raise ConfigError(f"{run.url}: the run made no vectors; only jobs that embed can be searched")
-    return dict(json.loads(described))
+    return described

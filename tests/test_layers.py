@@ -13,7 +13,6 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for top in ("pipeline", "jobs")
 
 # Library → where it may be imported. Everything else is to stay testable, and quick to start, without it.
 _NETWORKS = ("pipeline/models/", "pipeline/language/", "pipeline/pooling/")
-_COMPUTING = ("encode", "generate", "embed_prompts", "embed_texts", "score_pairs")
 HOMES: dict[str, tuple[str, ...]] = {
     "ray": ("pipeline/engine.py", "pipeline/flow.py", "pipeline/api.py", "jobs/"),  # api: it takes and returns datasets
     "lmdb": ("pipeline/features/shard.py",),
@@ -22,7 +21,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "pypdf": ("tests/",),  # what documents are compared with
     "pypdfium2": ("pipeline/media/",),
     "reportlab": ("pipeline/demo/",),
-    "torch": (*_NETWORKS, *(f"pipeline/stages/{name}.py" for name in _COMPUTING)),
+    "torch": (*_NETWORKS, "pipeline/stages/computing.py"),
     "torchvision": _NETWORKS,
     "transformers": _NETWORKS,
     "lancedb": ("pipeline/sinks/lancedb.py",),

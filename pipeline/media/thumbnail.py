@@ -33,10 +33,16 @@ def thumbnail(media: MediaItem, longest_side: int) -> npt.NDArray[np.uint8] | No
         frames = decode_media(io.BytesIO(data), probe, plan, None, page=media.page)
     except ItemError:
         return None
-    scale = longest_side / max(probe.height, probe.width)
-    size = (max(1, round(probe.height * scale)), max(1, round(probe.width * scale)))
-    picture: npt.NDArray[np.uint8] = resize_frames(frames.pixels[:1], size)[0]
-    return picture
+    return scaled(frames.pixels[0], longest_side)
+
+
+def scaled(picture: npt.NDArray[np.uint8], longest_side: int) -> npt.NDArray[np.uint8]:
+    """`uint8 (H, W, 3)` with the longer side of so many pixels."""
+    height, width = picture.shape[:2]
+    scale = longest_side / max(height, width)
+    size = (max(1, round(height * scale)), max(1, round(width * scale)))
+    resized: npt.NDArray[np.uint8] = resize_frames(picture[None], size)[0]
+    return resized
 
 
 def as_png(pixels: npt.NDArray[np.uint8]) -> bytes:

@@ -24,6 +24,7 @@ from pipeline.errors import ConfigError
 from pipeline.runs.manifest import FROZEN_INDEX, read_frozen
 from pipeline.runs.summary import SUMMARY_NAME
 from pipeline.sinks.parquet import part_name
+from pipeline.sinks.vectors import read_described
 from pipeline.storage import Folder
 
 BASE_NAME = "_run/base.json"
@@ -68,8 +69,7 @@ def goes_on(run: Folder, base: Folder, spaces: Mapping[str, Any]) -> bool:
     if digests[0] != digests[1]:
         return False
     with base.open(part_name(0)) as file:
-        described = (pq.read_schema(file).metadata or {}).get(b"headrace.vectors")
-    return described is not None and json.loads(described) == json.loads(json.dumps(spaces))
+        return bool(read_described(file) == json.loads(json.dumps(spaces)))
 
 
 def index_base(run: Folder, base: Folder) -> None:

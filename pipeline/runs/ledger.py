@@ -24,9 +24,12 @@ class Ledger:
 
         A window's first line stands: recording it again changes nothing.
         """
-        name = _name(pass_name, window)
-        if not self._folder.exists(name):
-            self._folder.write_json(name, dict(entry))
+        if not self.has(pass_name, window):
+            self._folder.write_json(_name(pass_name, window), dict(entry))
+
+    def has(self, pass_name: str, window: int) -> bool:
+        """Whether the window is finished; asks for nothing but its own line."""
+        return self._folder.exists(_name(pass_name, window))
 
     def forget(self, pass_name: str, window: int) -> None:
         """Take a line back: what it vouched for is gone."""

@@ -15,22 +15,20 @@ from pipeline.errors import ConfigError, TransientError
 from pipeline.retry import Result, retry
 from pipeline.sinks.contract import (
     HIT_COLUMNS,
-    Acknowledged,
     Between,
     Collection,
-    DeleteReceipt,
     Filter,
     Hit,
     ItemKey,
     Metric,
     OneOf,
-    Selector,
     Vector,
     is_version_of,
     points_schema,
 )
-from pipeline.sinks.points import batches, by_tenant, conform, item_batches, query_vector
-from pipeline.sinks.versions import check_name, delete_everywhere, described, refuse_other
+from pipeline.sinks.points import by_tenant, query_vector
+from pipeline.sinks.store_sink import StoreSink
+from pipeline.sinks.versions import described, refuse_other
 
 _POINTERS = "headrace_collections"
 _POINTERS_SCHEMA = pa.schema([("name", pa.string()), ("physical", pa.string()), ("described", pa.string())])
@@ -44,50 +42,22 @@ _REFINE_FACTOR = 4  # candidates of the quantised index for each hit, compared e
 _LEAST_CANDIDATES = 100  # that the graph of the index follows; not tuned
 
 
-class LanceDBSink:
+class LanceDBSink(StoreSink[LanceDBSection]):
     """The `Sink` over LanceDB. Writers in any number of processes: a commit that lost against another is repeated.
 
     What `name` means is a row of the table `headrace_collections`.
     """
 
     def __init__(self, section: LanceDBSection) -> None:
-        self._section = section
+        super().__init__(section)
         _client()
 
-    def __reduce__(self) -> tuple[type[LanceDBSink], tuple[LanceDBSection]]:
-        return type(self), (self._section,)
-
-    def prepare(self, collection: Collection) -> None:
-        check_name(collection, self._section.collection)
-        self._try(partial(self._prepare, collection))
-
-    def write(self, collection: Collection, points: pa.Table) -> Acknowledged:
-        table = conform(collection, points)
-        for batch in batches(table, self._section.batch_points):
-            self._try(partial(self._upsert, collection.physical, batch))
-        return Acknowledged(num_points=len(table))
-
-    def replace_items(self, collection: Collection, points: pa.Table, items: Sequence[ItemKey]) -> Acknowledged:
-        table = conform(collection, points)
-        for batch, keys in item_batches(table, items, self._section.batch_points):
-            self._try(partial(self._replace, collection.physical, batch, keys))
-        return Acknowledged(num_points=len(table))
-
-    def finish(self, collection: Collection) -> None:
-        self._try(partial(self._finish, collection))
-
-    def switch(self, collection: Collection) -> None:
-        self._try(partial(self._switch, collection))
+    def _replace_batch(self, physical: str, batch: pa.Table, items: Sequence[ItemKey]) -> None:
+        self._try(partial(self._replace, physical, batch, items))
 
     def count(self, collection: Collection, tenant: str | None = None) -> int:
         condition = None if tenant is None else _items_condition(tenant, None)
         return self._try(lambda: int(self._open(collection.physical).count_rows(condition)))
-
-    def search(self, name: str, vector: Vector, limit: int, *, tenant: str, where: Filter | None = None) -> list[Hit]:
-        return self._try(partial(self._search, name, vector, limit, tenant, where or Filter()))
-
-    def delete(self, selector: Selector) -> DeleteReceipt:
-        return delete_everywhere(self, selector)
 
     def versions(self) -> list[str]:
         """The tables of all versions of the configured collection."""

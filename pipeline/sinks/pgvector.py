@@ -17,20 +17,18 @@ from pipeline.errors import ConfigError, TransientError
 from pipeline.retry import Result, retry
 from pipeline.sinks.contract import (
     HIT_COLUMNS,
-    Acknowledged,
     Between,
     Collection,
-    DeleteReceipt,
     Filter,
     Hit,
     ItemKey,
     OneOf,
-    Selector,
     Vector,
     is_version_of,
 )
-from pipeline.sinks.points import batches, by_tenant, conform, item_batches, query_vector, vectors
-from pipeline.sinks.versions import check_name, delete_everywhere, described, refuse_other
+from pipeline.sinks.points import by_tenant, query_vector, vectors
+from pipeline.sinks.store_sink import StoreSink
+from pipeline.sinks.versions import described, refuse_other
 
 _log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 10
@@ -66,7 +64,7 @@ _REFUSED_CONNECTIONS = (
 )
 
 
-class PgvectorSink:
+class PgvectorSink(StoreSink[PgvectorSection]):
     """The `Sink` over PostgreSQL. A batch is a transaction, and so is what is replaced of whole items.
 
     What `name` means is a view. A connection lives for one batch: its cost is small beside that of the batch, and
@@ -74,44 +72,19 @@ class PgvectorSink:
     """
 
     def __init__(self, section: PgvectorSection) -> None:
-        self._section = section
+        super().__init__(section)
         _client()
 
-    def __reduce__(self) -> tuple[type[PgvectorSink], tuple[PgvectorSection]]:
-        return type(self), (self._section,)
+    def _upsert(self, physical: str, batch: pa.Table) -> None:
+        self._replace(physical, batch, ())
 
-    def prepare(self, collection: Collection) -> None:
-        check_name(collection, self._section.collection)
-        self._try(partial(self._prepare, collection))
-
-    def write(self, collection: Collection, points: pa.Table) -> Acknowledged:
-        table = conform(collection, points)
-        for batch in batches(table, self._section.batch_points):
-            self._try(partial(self._replace, collection.physical, batch, ()))
-        return Acknowledged(num_points=len(table))
-
-    def replace_items(self, collection: Collection, points: pa.Table, items: Sequence[ItemKey]) -> Acknowledged:
-        table = conform(collection, points)
-        for batch, keys in item_batches(table, items, self._section.batch_points):
-            self._try(partial(self._replace, collection.physical, batch, keys))
-        return Acknowledged(num_points=len(table))
-
-    def finish(self, collection: Collection) -> None:
-        self._try(partial(self._finish, collection))
-
-    def switch(self, collection: Collection) -> None:
-        self._try(partial(self._switch, collection))
+    def _replace_batch(self, physical: str, batch: pa.Table, items: Sequence[ItemKey]) -> None:
+        self._try(partial(self._replace, physical, batch, items))
 
     def count(self, collection: Collection, tenant: str | None = None) -> int:
         if tenant is not None:
             return self.count_items(collection.physical, tenant, None)
         return int(self._value("SELECT count(*) FROM {table}", {}, collection.physical))
-
-    def search(self, name: str, vector: Vector, limit: int, *, tenant: str, where: Filter | None = None) -> list[Hit]:
-        return self._try(partial(self._search, name, vector, limit, tenant, where or Filter()))
-
-    def delete(self, selector: Selector) -> DeleteReceipt:
-        return delete_everywhere(self, selector)
 
     def versions(self) -> list[str]:
         """The tables of all versions of the configured collection."""
@@ -275,13 +248,13 @@ class PgvectorSink:
         with self._transaction() as connection:
             _register_vector(connection)
             if len(batch):
-                self._upsert(connection, physical, batch)
+                self._insert(connection, physical, batch)
             for tenant, item_ids in by_tenant(items).items():
                 stale = f"DELETE FROM {{table}} WHERE {_of_items(item_ids)} AND NOT id = ANY(%(ids)s::uuid[])"
                 values = {"tenant": tenant, "item_ids": item_ids, "ids": batch["id"].to_pylist()}
                 self._execute(connection, stale, values, physical)
 
-    def _upsert(self, connection: Any, physical: str, batch: pa.Table) -> None:
+    def _insert(self, connection: Any, physical: str, batch: pa.Table) -> None:
         sql = _client().sql
         names = [*_COLUMNS, "vector"]
         others = ", ".join(f"{name} = excluded.{name}" for name in names if name != "id")

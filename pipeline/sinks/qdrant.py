@@ -17,20 +17,18 @@ from pipeline.errors import ConfigError, TransientError
 from pipeline.retry import Result, retry
 from pipeline.sinks.contract import (
     HIT_COLUMNS,
-    Acknowledged,
     Between,
     Collection,
-    DeleteReceipt,
     Filter,
     Hit,
     ItemKey,
     OneOf,
-    Selector,
     Vector,
     is_version_of,
 )
-from pipeline.sinks.points import batches, by_tenant, conform, item_batches, query_vector, vectors
-from pipeline.sinks.versions import check_name, delete_everywhere, refuse_other
+from pipeline.sinks.points import batches, by_tenant, query_vector, vectors
+from pipeline.sinks.store_sink import StoreSink
+from pipeline.sinks.versions import refuse_other
 
 _log = logging.getLogger(__name__)
 _DISTANCES = {"cosine": "Cosine", "dot": "Dot", "l2": "Euclid"}
@@ -40,38 +38,17 @@ _SCROLLED_POINTS = 1_000
 _POLL_SECONDS = 1.0
 
 
-class QdrantSink:
+class QdrantSink(StoreSink[QdrantSection]):
     """The `Sink` over Qdrant. What `name` means is an alias.
 
     Qdrant has no transactions: what is replaced is upserted first and the stale deleted then.
     """
 
     def __init__(self, section: QdrantSection) -> None:
-        self._section = section
+        super().__init__(section)
         _client()
 
-    def __reduce__(self) -> tuple[type[QdrantSink], tuple[QdrantSection]]:
-        return type(self), (self._section,)
-
-    def prepare(self, collection: Collection) -> None:
-        check_name(collection, self._section.collection)
-        self._try(partial(self._prepare, collection))
-
-    def write(self, collection: Collection, points: pa.Table) -> Acknowledged:
-        table = conform(collection, points)
-        for batch in batches(table, self._section.batch_points):
-            self._try(partial(self._upsert, collection.physical, batch))
-        return Acknowledged(num_points=len(table))
-
-    def replace_items(self, collection: Collection, points: pa.Table, items: Sequence[ItemKey]) -> Acknowledged:
-        table = conform(collection, points)
-        for batch, keys in item_batches(table, items, self._section.batch_points):
-            for part in batches(batch, self._section.batch_points):
-                self._try(partial(self._upsert, collection.physical, part))
-            self._try(partial(self._delete_stale, collection.physical, batch, keys))
-        return Acknowledged(num_points=len(table))
-
-    def finish(self, collection: Collection) -> None:
+    def _finish(self, collection: Collection) -> None:
         """Wait until the server's optimizer has built its indexes, for `finish_seconds` at most."""
         if self._section.path is not None:
             return
@@ -82,18 +59,17 @@ class QdrantSink:
                 return
             time.sleep(_POLL_SECONDS)
 
-    def switch(self, collection: Collection) -> None:
-        self._try(partial(self._switch, collection))
+    def finish(self, collection: Collection) -> None:
+        self._finish(collection)  # whose every look is tried again by itself
+
+    def _replace_batch(self, physical: str, batch: pa.Table, items: Sequence[ItemKey]) -> None:
+        for part in batches(batch, self._section.batch_points):
+            self._try(partial(self._upsert, physical, part))
+        self._try(partial(self._delete_stale, physical, batch, items))
 
     def count(self, collection: Collection, tenant: str | None = None) -> int:
         conditions = [] if tenant is None else _items(tenant, None)
         return self._try(partial(self._count, collection.physical, conditions))
-
-    def search(self, name: str, vector: Vector, limit: int, *, tenant: str, where: Filter | None = None) -> list[Hit]:
-        return self._try(partial(self._search, name, vector, limit, tenant, where or Filter()))
-
-    def delete(self, selector: Selector) -> DeleteReceipt:
-        return delete_everywhere(self, selector)
 
     def versions(self) -> list[str]:
         """The Qdrant collections of all versions of the configured collection."""

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
+
+_DESCRIBED = "headrace.vectors"
+
+
+def read_described(file: IO[bytes]) -> dict[str, Any] | None:
+    """What `vector_schema` was given, of a part; None of one without vectors."""
+    described = (pq.read_schema(file).metadata or {}).get(_DESCRIBED.encode())
+    return None if described is None else dict(json.loads(described))
 
 
 def vector_schema(described: dict[str, Any]) -> pa.Schema:
@@ -32,5 +41,5 @@ def vector_schema(described: dict[str, Any]) -> pa.Schema:
             ("vector", vector),
             ("chunks", pa.list_(chunk)),
         ],
-        metadata={"headrace.vectors": json.dumps(described, sort_keys=True)},
+        metadata={_DESCRIBED: json.dumps(described, sort_keys=True)},
     )

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import torch
-
-from pipeline.models.language_model import PromptedItem
 from pipeline.models.prompt_embedder import PromptEmbedder, prompt_contract
 from pipeline.schema import Receipt
+from pipeline.stages.computing import in_halves
 from pipeline.stages.context import StageContext
 from pipeline.stages.generate import Fetched, PromptBatches
 from pipeline.stages.outcomes import PROMPT_VECTOR_OUTCOME, count_codes, write_outcome
@@ -32,7 +28,7 @@ class EmbedPrompts(PromptBatches):
         queued = time.time() - batch["prompted_at"]
         seconds = {"feature_transfer": fetched.seconds}
         ready = fetched.ready
-        vectors = self._splitting(list(ready.values()), seconds) if ready else np.zeros((0, 0), np.float32)
+        vectors = in_halves(lambda items: list(self.model.embed(items, seconds)), list(ready.values())) if ready else []
         lengths = [len(item.input_ids) for item in ready.values()]
         times = {
             "llm_queue_ms": 1e3 * queued,
@@ -62,14 +58,3 @@ class EmbedPrompts(PromptBatches):
             return receipt
 
         return put_away
-
-    def _splitting(self, items: Sequence[PromptedItem], seconds: dict[str, float]) -> npt.NDArray[np.float32]:
-        """Embed a batch, or its halves when the device has no room for it whole."""
-        try:
-            return self.model.embed(items, seconds)
-        except torch.OutOfMemoryError:
-            if len(items) == 1:
-                raise
-        torch.cuda.empty_cache()
-        half = len(items) // 2
-        return np.concatenate([self._splitting(items[:half], seconds), self._splitting(items[half:], seconds)])

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import torch
 
 from pipeline.schema import Frames, ItemFailure, Receipt
+from pipeline.stages.computing import compute_alone, in_halves
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import ENCODE_OUTCOME, count_codes, write_outcome
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, receipt_table
@@ -29,9 +29,7 @@ class EncodeBatches:
     """
 
     def __init__(self, context: StageContext, device: str) -> None:
-        if device == "cpu":
-            # One thread a worker: workers are sized to the cores, and bits must not move with their number.
-            torch.set_num_threads(1)
+        compute_alone(device)
         self.context = context
         self.encoder = _load_encoder(context, device)
         self.writer = context.store_writer()
@@ -122,17 +120,12 @@ def encode_splitting(
     splits: dict[str, int],
 ) -> Sequence[EncodedItem | FrameVectors]:
     """Encode a batch, or its halves when the device has no room for it whole."""
-    try:
-        geometries = [item.planned.geometry for item in items]
-        return encoder.encode(items[0].planned.probe.modality, frames, geometries, seconds)
-    except torch.OutOfMemoryError:
-        if len(items) == 1:
-            raise
-        splits["oom_splits"] += 1
-    torch.cuda.empty_cache()
-    half = len(items) // 2
-    first = encode_splitting(encoder, items[:half], frames[:half], seconds, splits)
-    return [*first, *encode_splitting(encoder, items[half:], frames[half:], seconds, splits)]
+
+    def work(pairs: Sequence[tuple[DecodedMedia, Frames]]) -> Sequence[EncodedItem | FrameVectors]:
+        geometries = [item.planned.geometry for item, _ in pairs]
+        return encoder.encode(pairs[0][0].planned.probe.modality, [shown for _, shown in pairs], geometries, seconds)
+
+    return in_halves(work, list(zip(items, frames, strict=True)), splits)
 
 
 def _decoded(row: dict[str, Any]) -> DecodedMedia:

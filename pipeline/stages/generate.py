@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import torch
 
 from pipeline.models.language_model import GeneratedText, GenerationOptions, LanguageModel, PromptedItem
 from pipeline.schema import ItemFailure, Receipt
+from pipeline.stages.computing import compute_alone, in_halves
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import GENERATE_OUTCOME, count_codes, write_outcome
 from pipeline.stages.rows import receipt_table
@@ -30,13 +32,11 @@ class Fetched:
     seconds: float
 
 
-class PromptBatches:
+class PromptBatches(ABC):
     """What stages have in common that take prompt batches: features read for a batch, its results put away."""
 
     def __init__(self, context: StageContext, device: str) -> None:
-        if device == "cpu":
-            # One thread a worker: workers are sized to the cores, and bits must not move with their number.
-            torch.set_num_threads(1)
+        compute_alone(device)
         self.context = context
         self.media_token_ids = set(context.facts.media_token_ids)
         # Only what waits for the network runs beside the model: a thread that computes takes the interpreter from it.
@@ -66,9 +66,9 @@ class PromptBatches:
         if writing is not None:
             yield receipt_table(writing.result())
 
+    @abstractmethod
     def _done(self, batch: dict[str, Any], fetched: Fetched) -> Callable[[], Receipt]:
         """The batch's work, done; what is returned puts it away."""
-        raise NotImplementedError
 
     def _fetch(self, batch: dict[str, Any]) -> Fetched:
         """Items with their records, and rows of those whose placeholders and features do not match."""
@@ -139,23 +139,8 @@ class GenerateBatches(PromptBatches):
         return put_away
 
     def _answers(self, ready: dict[int, PromptedItem], seconds: dict[str, float]) -> list[GeneratedText]:
-        return _generate_splitting(self.model, list(ready.values()), self.options, seconds) if ready else []
-
-
-def _generate_splitting(
-    model: LanguageModel, items: list[PromptedItem], options: GenerationOptions, seconds: dict[str, float]
-) -> list[GeneratedText]:
-    """Generate for a batch, or its halves when the device has no room for it whole."""
-    try:
-        return model.generate(items, options, seconds)
-    except torch.OutOfMemoryError:
-        if len(items) == 1:
-            raise
-    torch.cuda.empty_cache()
-    half = len(items) // 2
-    return _generate_splitting(model, items[:half], options, seconds) + _generate_splitting(
-        model, items[half:], options, seconds
-    )
+        work = functools.partial(self.model.generate, options=self.options, seconds=seconds)
+        return in_halves(work, list(ready.values())) if ready else []
 
 
 def _counts(ready: dict[int, PromptedItem], answers: list[GeneratedText]) -> dict[str, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -27,9 +27,23 @@ def batches_schema(item: Sequence[tuple[str, pa.DataType]], *more: tuple[str, pa
     )
 
 
-def batch_row(window: Window, batch: int, digest: str) -> dict[str, Any]:
+def _batch_row(window: Window, batch: int, digest: str) -> dict[str, Any]:
     """A row without items or receipt yet; the plan's own is batch -1."""
     return {"window": window.index, "batch": batch, "digest": digest, "items": []}
+
+
+def rows_to_do(
+    window: Window,
+    plan: Mapping[str, Any],
+    done: Mapping[tuple[int, str], tuple[Receipt, str]],
+    work: Callable[[dict[str, Any]], dict[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """The written plan's receipt, then of each of its batches the receipt, if `done`, or a row with its `work`."""
+    yield {**_batch_row(window, -1, ""), "receipt": plan["receipt"]}
+    for number, batch in enumerate(plan["batches"]):
+        digest = batch["digest"]
+        known = done.get((number, digest))
+        yield {**_batch_row(window, number, digest), **(work(batch) if known is None else {"receipt": known[1]})}
 
 
 def plan_receipt(

@@ -18,7 +18,7 @@ from pipeline.runs.base import Place
 from pipeline.runs.receipts import receipt_to_json
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import pool_batch_receipts
-from pipeline.stages.planned import batch_row, batches_schema, plan_receipt
+from pipeline.stages.planned import batches_schema, plan_receipt, rows_to_do
 from pipeline.stages.texts import Piece, WindowTexts, read_texts
 
 TEXT_SCHEMA = batches_schema(
@@ -65,16 +65,13 @@ class PlanTextWindow:
             _write_chunks(self.context, window, found)
             folder.write_json(name, self._plan(window, pieces, found, started))
         plan = folder.read_json(name)
-        done = pool_batch_receipts(folder, window.index)
-        rows = [{**batch_row(window, -1, ""), "receipt": plan["receipt"]}]
-        for number, batch in enumerate(plan["batches"]):
-            digest = batch["digest"]
-            row = batch_row(window, number, digest)
-            if (number, digest) in done:
-                rows.append({**row, "receipt": done[number, digest][1]})
-            else:
-                rows.append({**row, "items": [pieces[index] for index in batch["pieces"]]})
-        return pa.Table.from_pylist(rows, TEXT_SCHEMA)
+        work = rows_to_do(
+            window,
+            plan,
+            pool_batch_receipts(folder, window.index),
+            lambda batch: {"items": [pieces[index] for index in batch["pieces"]]},
+        )
+        return pa.Table.from_pylist(list(work), TEXT_SCHEMA)
 
     def _plan(self, window: Window, pieces: list[dict[str, Any]], found: WindowTexts, started: float) -> dict[str, Any]:
         section = self.context.config.text

@@ -22,7 +22,7 @@ from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
 from pipeline.stages.outcomes import failure_row, generate_batch_receipts
-from pipeline.stages.planned import batch_row, batches_schema, plan_receipt
+from pipeline.stages.planned import batches_schema, plan_receipt, rows_to_do
 
 PROMPT_SCHEMA = batches_schema(
     [
@@ -61,17 +61,13 @@ class PlanPromptWindow:
         if not folder.exists(name):
             folder.write_json(name, self._plan(window, items, failures, started))
         plan = folder.read_json(name)
-        done = generate_batch_receipts(folder, window.index)
-        rows = [{**batch_row(window, -1, ""), "receipt": plan["receipt"]}]
-        for number, batch in enumerate(plan["batches"]):
-            digest = batch["digest"]
-            row = batch_row(window, number, digest)
-            if (number, digest) in done:
-                rows.append({**row, "receipt": done[number, digest][1]})
-            else:
-                chosen = [items[index] for index in batch["items"]]
-                rows.append({**row, "items": chosen, "prompted_at": time.time()})
-        return pa.Table.from_pylist(rows, PROMPT_SCHEMA)
+        work = rows_to_do(
+            window,
+            plan,
+            generate_batch_receipts(folder, window.index),
+            lambda batch: {"items": [items[index] for index in batch["items"]], "prompted_at": time.time()},
+        )
+        return pa.Table.from_pylist(list(work), PROMPT_SCHEMA)
 
     def _prompts(self, window: Window) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
         """`items` by index, and failure rows of what cannot be asked."""

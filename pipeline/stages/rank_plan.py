@@ -19,7 +19,7 @@ from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import failure_row, pool_batch_receipts
-from pipeline.stages.planned import batch_row, batches_schema, plan_receipt
+from pipeline.stages.planned import batches_schema, plan_receipt, rows_to_do
 from pipeline.stages.pool_plan import pool_plan_name
 
 if TYPE_CHECKING:
@@ -57,16 +57,13 @@ class PlanPairsWindow:
         if not folder.exists(name):
             folder.write_json(name, self._plan(window, requests, tokenized, failures, started))
         plan = folder.read_json(name)
-        done = pool_batch_receipts(folder, window.index)
-        yield {**batch_row(window, -1, ""), "receipt": plan["receipt"]}
         by_index = dict(zip(requests, tokenized, strict=True))
-        for number, batch in enumerate(plan["batches"]):
-            digest = batch["digest"]
-            row = batch_row(window, number, digest)
-            if (number, digest) in done:
-                yield {**row, "receipt": done[number, digest][1]}
-            else:
-                yield {**row, "items": [_pair_row(i, d, by_index[i][d]) for i, d in batch["pairs"]]}
+        return rows_to_do(
+            window,
+            plan,
+            pool_batch_receipts(folder, window.index),
+            lambda batch: {"items": [_pair_row(i, d, by_index[i][d]) for i, d in batch["pairs"]]},
+        )
 
     def _pairs(self, window: Window) -> tuple[list[int], list[list[TokenizedText]], list[dict[str, Any]]]:
         """Indices of the requests that can be ranked, their pairs, and failure rows of the others."""

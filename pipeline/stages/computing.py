@@ -1,0 +1,94 @@
+"""How stages with a model compute: on one thread of a CPU, and a batch in halves where a device has no room for it."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import pyarrow as pa
+import torch
+
+from pipeline.schema import Receipt
+from pipeline.stages.context import StageContext
+from pipeline.stages.outcomes import write_outcome
+from pipeline.stages.rows import receipt_table
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def compute_alone(device: str) -> None:
+    """One thread a CPU worker: workers are sized to the cores, and bits must not move with their number."""
+    if device == "cpu":
+        torch.set_num_threads(1)
+
+
+def in_halves(
+    work: Callable[[Sequence[Item]], Sequence[Result]], items: Sequence[Item], splits: dict[str, int] | None = None
+) -> list[Result]:
+    """`work` of all items, or of their halves when the device has no room for them together; counts `oom_splits`.
+
+    Raises `torch.OutOfMemoryError` when there is no room for one.
+    """
+    try:
+        return list(work(items))
+    except torch.OutOfMemoryError:
+        if len(items) == 1:
+            raise
+        if splits is not None:
+            splits["oom_splits"] += 1
+    torch.cuda.empty_cache()
+    half = len(items) // 2
+    return in_halves(work, items[:half], splits) + in_halves(work, items[half:], splits)
+
+
+class TextBatches(ABC):
+    """What stages have in common that take batches of token ids: each worked on, put away, and receipted, in order."""
+
+    counted: ClassVar[str]
+    timed: ClassVar[str]
+    outcome: ClassVar[pa.Schema]
+
+    def __init__(self, context: StageContext, device: str) -> None:
+        compute_alone(device)
+        self.context = context
+
+    def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
+        """One table of one receipt for each row, in order."""
+        for batch in batches.to_pylist():
+            yield receipt_table(self._done(batch))
+
+    @abstractmethod
+    def _work(self, items: Sequence[dict[str, Any]]) -> Sequence[Any]:
+        """A result an item, in order."""
+
+    @abstractmethod
+    def _row(self, item: dict[str, Any], result: Any, share_ms: float) -> dict[str, Any]:
+        """An item's row of the outcome; `share_ms` is its share of the batch's time."""
+
+    def _done(self, batch: dict[str, Any]) -> Receipt:
+        started = time.perf_counter()
+        items = batch["items"]
+        lengths = [len(item["input_ids"]) for item in items]
+        splits = {"oom_splits": 0}
+        results = in_halves(self._work, items, splits)
+        seconds = time.perf_counter() - started
+        receipt = Receipt(
+            stage="pool",
+            window=batch["window"],
+            batch=batch["batch"],
+            digest=batch["digest"],
+            counts={
+                self.counted: len(items),
+                "text_tokens": sum(lengths),
+                "text_padded_tokens": sum(max(lengths) - length for length in lengths),
+                **splits,
+            },
+            seconds={self.timed: seconds},
+        )
+        share_ms = 1e3 * seconds / len(items)
+        rows = [self._row(item, result, share_ms) for item, result in zip(items, results, strict=True)]
+        write_outcome(self.context.folder, receipt, rows, self.outcome)
+        return receipt
