@@ -7,7 +7,7 @@ too, and do without Ray.
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from pipeline.api import FeatureReader, caption, embed, encode, rerank, summary
+    from pipeline.api import FeatureReader, caption, embed, encode, rerank, score, summary
 else:
 
     def __getattr__(name: str) -> object:
@@ -18,4 +18,4 @@ else:
         return getattr(api, name)
 
 
-__all__ = ["FeatureReader", "caption", "embed", "encode", "rerank", "summary"]
+__all__ = ["FeatureReader", "caption", "embed", "encode", "rerank", "score", "summary"]

@@ -48,6 +48,11 @@ def rerank(manifest: Manifest, config: Configuration) -> ray.data.Dataset:
     return _run(manifest, config, ("rerank",))
 
 
+def score(manifest: Manifest, config: Configuration) -> ray.data.Dataset:
+    """As `caption`, of the job `score_texts`: rows with a classifier's or reward model's scores."""
+    return _run(manifest, config, ("score_texts",))
+
+
 def _run(manifest: Manifest, config: Configuration, jobs: tuple[str, ...]) -> ray.data.Dataset:
     checked = _with_input(manifest, config)
     if checked.job not in jobs:

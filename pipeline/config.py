@@ -161,6 +161,17 @@ class Rank(Section):
     above: Literal["quarantine", "truncate"] = "quarantine"
 
 
+class Score(Section):
+    """Classifiers and reward models: scores of a text, or with `per_token` of each of its tokens.
+
+    `activation` is applied to the logits. auto: what transformers' pipeline for the task applies (softmax over several
+    labels, sigmoid of one, nothing for regression).
+    """
+
+    per_token: bool = False
+    activation: Literal["auto", "none", "sigmoid", "softmax"] = "auto"
+
+
 class Store(Section):
     """The feature store. A remote `path` (s3://…) keeps open shards in `local_path` until they are sealed.
 
@@ -293,7 +304,7 @@ class RayOptions(Section):
 class Config(Section):
     """A complete run. See `configs/` for examples; `headrace run FILE --set a.b=c` reaches every field."""
 
-    job: Literal["caption_videos", "embed_backfill", "index_documents", "rerank"]
+    job: Literal["caption_videos", "embed_backfill", "index_documents", "rerank", "score_texts"]
     input: str
     output: str = "output"
     run_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
@@ -311,6 +322,7 @@ class Config(Section):
     pooling: MediaPooling = MediaPooling()
     text: Text = Text()
     rank: Rank = Rank()
+    score: Score = Score()
     store: Store = Store()
     sinks: Sinks = Sinks()
     incremental: Incremental = Incremental()
@@ -353,6 +365,10 @@ class Config(Section):
     def text_pooling(self) -> dict[str, Any]:
         """The contract's fields that are given for texts."""
         return (self.text.pooling if self.text.model is not None else self.pooling).contract()
+
+    def scorer_options(self) -> dict[str, Any]:
+        """What a scorer is loaded with: rerankers have an activation of their own."""
+        return self.score.model_dump() if self.job == "score_texts" else {}
 
     def limits(self) -> Budget:
         """The admission budget in force."""

@@ -53,6 +53,8 @@ from pipeline.stages.prompt import PlanPromptWindow
 from pipeline.stages.prompt_vectors_finish import finish_prompt_vectors_window
 from pipeline.stages.rank_finish import finish_rank_window
 from pipeline.stages.rank_plan import PlanPairsWindow
+from pipeline.stages.score_finish import finish_score_window
+from pipeline.stages.score_plan import PlanScoresWindow
 from pipeline.storage import Folder
 
 _REPORT_ITEMS = 50
@@ -122,6 +124,11 @@ def rank_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Rece
     return _text_pass(context, windows, PlanPairsWindow(context), "pipeline.stages.score_pairs:ScorePairs")
 
 
+def score_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
+    """Texts → labels and scores."""
+    return _text_pass(context, windows, PlanScoresWindow(context), "pipeline.stages.score_texts:ScoreTexts")
+
+
 def _text_pass(
     context: StageContext, windows: Sequence[Window], plan: Callable[[Any], Iterator[Any]], stage: str
 ) -> Iterator[Receipt]:
@@ -153,8 +160,15 @@ GENERATE = Pass(name="generate", receipts=generate_pass, finish=finish_generate_
 EMBED = Pass(name="generate", receipts=embed_pass, finish=finish_prompt_vectors_window)
 POOL = Pass(name="pool", receipts=pool_pass, finish=finish_pool_window)
 RANK = Pass(name="pool", receipts=rank_pass, finish=finish_rank_window)
+SCORE = Pass(name="pool", receipts=score_pass, finish=finish_score_window)
 # The pass that writes an item's row, by job; the encode pass comes before it where there are media to encode.
-ANSWERS: dict[str, Pass] = {"caption_videos": GENERATE, "embed_backfill": POOL, "index_documents": POOL, "rerank": RANK}
+ANSWERS: dict[str, Pass] = {
+    "caption_videos": GENERATE,
+    "embed_backfill": POOL,
+    "index_documents": POOL,
+    "rerank": RANK,
+    "score_texts": SCORE,
+}
 
 
 def answering_pass(context: StageContext) -> Pass:

@@ -201,6 +201,20 @@ class VectorSpaces:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreSpace:
+    """What scores mean: only those of one `digest` compare. `labels` name a score's columns, in their order.
+
+    `activation` is the dotted name of what was applied to the logits; `contract` is as JSON has it.
+    """
+
+    model: str
+    labels: tuple[str, ...]
+    activation: str
+    contract: dict[str, Any]
+    digest: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ItemFailure:
     """The wire form of `errors.ItemError`: why an item is in quarantine."""
 

@@ -9,6 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from jinja2 import TemplateError
+
 from pipeline.errors import ItemError
 from pipeline.language.placeholder import expand
 from pipeline.schema import Modality, Placeholder, Request
@@ -62,8 +64,9 @@ class PromptWriter:
     def token_ids(self, messages: list[dict[str, Any]], media: Sequence[tuple[Modality, Placeholder]]) -> list[int]:
         """The rendered chat with each placeholder token replaced by its item's placeholder, in order.
 
-        Raises `ItemError` when the text itself contains a placeholder, and when the prompt is longer than `max_tokens`:
-        a prompt is never cut, since a cut through a placeholder would be silent and wrong.
+        Raises `ItemError` when the text itself contains a placeholder, when the template refuses the chat (as many do
+        for roles that do not take turns), and when the prompt is longer than `max_tokens`: it is never cut, since a cut
+        through a placeholder would be silent and wrong.
         """
         shown = self._rendered(json.dumps(messages))
         if [self._modalities[piece] for piece in shown if piece in self._modalities] != [kind for kind, _ in media]:
@@ -87,7 +90,10 @@ class PromptWriter:
                 if any(token in part.get("text", "") for token in self._reserved):
                     reserved = ", ".join(self._reserved)
                     raise ItemError("prompt", "placeholder_in_text", f"the text contains one of {reserved}")
-        rendered = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        try:
+            rendered = self._processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        except TemplateError as error:
+            raise ItemError("prompt", "chat_refused", f"the model's chat template says: {error}") from error
         return tuple(piece for piece in self._between.split(rendered) if piece is not None)
 
     def _tokenize(self, text: str) -> tuple[int, ...]:

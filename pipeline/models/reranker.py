@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import nn
 from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from pipeline.errors import ConfigError
@@ -39,14 +40,20 @@ from pipeline.pooling.contract import Normalisation, Output, Padding, PoolingCon
 
 _SIGMOID = "torch.nn.modules.activation.Sigmoid"
 _IDENTITY = "torch.nn.modules.linear.Identity"
+_SOFTMAX = "torch.nn.modules.activation.Softmax"
+_NAMED = {"none": _IDENTITY, "sigmoid": _SIGMOID, "softmax": _SOFTMAX}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizedText:
-    """A text or pair ready to be scored; `type_ids` tell the two texts apart where the model is told."""
+    """A text or pair ready to be scored; `type_ids` tell the two texts apart where the model is told.
+
+    `spans` are of a text whose tokens are scored: [start, end) of each token's characters, None for special tokens.
+    """
 
     input_ids: list[int]
     type_ids: list[int] | None
+    spans: list[tuple[int, int] | None] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,11 +74,20 @@ class ScorerFacts:
     labels: tuple[str, ...]
 
     @classmethod
-    def load(cls, model: str, pooling: Mapping[str, Any] | None = None, *, per_token: bool = False) -> ScorerFacts:
+    def load(
+        cls,
+        model: str,
+        pooling: Mapping[str, Any] | None = None,
+        *,
+        per_token: bool = False,
+        activation: str | None = None,
+    ) -> ScorerFacts:
         """A model for sequence classification, or with `per_token` for token classification.
 
-        `pooling` replaces `truncation` and `padding` of the contract, whole or in part. Raises `ConfigError` for what
-        cannot be read or is not supported.
+        `pooling` replaces `truncation` and `padding` of the contract, whole or in part. `activation` is applied to the
+        logits: none, sigmoid, softmax, or auto, what transformers' pipeline of the task applies; without it a whole
+        text's scores are a cross-encoder's and a token's are logits. Raises `ConfigError` for what cannot be read or is
+        not supported.
         """
         path, given = resolve_model(model), dict(pooling or {})
         if given.keys() - {"truncation", "padding"}:
@@ -95,7 +111,7 @@ class ScorerFacts:
             tokenizer=tokenizer,
             contract=read.with_given(given),
             prompts=read_prompts(path),
-            activation=_IDENTITY if per_token else _activation(path, config),
+            activation=_given_activation(activation, config, per_token) or _own_activation(path, config, per_token),
             labels=tuple(config.id2label[column] for column in range(config.num_labels)),
         )
         facts._check()
@@ -114,7 +130,7 @@ class ScorerFacts:
             # A decoder's head scores at the last token that is not its configuration's padding token.
             text_config.pad_token_id = self.tokenizer.pad_token_id
         self.tokenizer.truncation_side, self.tokenizer.padding_side = truncation.side, padding.side
-        torch_module(self.path, self.activation)
+        _activation_module(self.path, self.activation)
 
     @cached_property
     def processing_digest(self) -> str:
@@ -133,27 +149,35 @@ class ScorerFacts:
         return self._tokenize([prompt + query for query, _ in pairs], [document for _, document in pairs])
 
     def tokenize_texts(self, texts: Sequence[str], prompt_name: str | None = None) -> list[TokenizedText]:
-        """Single texts, as classifiers take them, each with its prompt."""
+        """Single texts, as classifiers take them, each with its prompt, which models that score tokens do not have."""
         prompt = self.prompts.text(prompt_name)
-        return self._tokenize([prompt + text for text in texts], None)
+        per_token = self.contract.output.shape == "token_scores"
+        return self._tokenize([prompt + text for text in texts], None, with_spans=per_token)
 
     def tokenize_chats(self, chats: Sequence[Sequence[Mapping[str, Any]]]) -> list[TokenizedText]:
-        """Chats of {"role", "content"} messages in the model's own template, as reward models take them."""
+        """Chats of {"role", "content"} messages in the model's own template, as reward models take them; never cut.
+
+        Raises `ConfigError` for a model without a template, and what a template raises for a chat that it refuses.
+        """
         if self.tokenizer.chat_template is None:
             raise ConfigError(f"model {self.model!r} has no chat template")
         texts = [self.tokenizer.apply_chat_template(list(chat), tokenize=False) for chat in chats]
-        return self._tokenize(texts, None, add_special_tokens=False)
+        return self._tokenize(texts, None, truncation=False, add_special_tokens=False)
 
     def _tokenize(
-        self, first: list[str], second: list[str] | None, *, add_special_tokens: bool = True
+        self, first: list[str], second: list[str] | None, *, with_spans: bool = False, **options: Any
     ) -> list[TokenizedText]:
         if not first:
             return []
         limit = self.contract.for_texts()[0].max_tokens
-        options = {"truncation": "longest_first", "max_length": limit, "add_special_tokens": add_special_tokens}
+        options = {"truncation": "longest_first", "max_length": limit, **options}
         encoded = self.tokenizer(first, second, **options)
         types = encoded.get("token_type_ids") or [None] * len(first)
-        return [TokenizedText(input_ids=i, type_ids=t) for i, t in zip(encoded["input_ids"], types, strict=True)]
+        spans = map(_spans, encoded.encodings) if with_spans else [None] * len(first)
+        return [
+            TokenizedText(input_ids=ids, type_ids=type_ids, spans=each)
+            for ids, type_ids, each in zip(encoded["input_ids"], types, spans, strict=True)
+        ]
 
 
 def _saved_transformer(path: str, per_token: bool) -> TransformerModule | None:
@@ -175,8 +199,30 @@ def _saved_transformer(path: str, per_token: bool) -> TransformerModule | None:
     return transformer
 
 
-def _activation(path: str, config: Any) -> str:
+def _spans(encoding: Any) -> list[tuple[int, int] | None]:
+    pairs = zip(encoding.offsets, encoding.sequence_ids, strict=True)
+    return [None if sequence is None else span for span, sequence in pairs]
+
+
+def _given_activation(given: str | None, config: Any, per_token: bool) -> str | None:
+    """`auto` is as in transformers' `TextClassificationPipeline.postprocess` and `TokenClassificationPipeline`."""
+    if given != "auto":
+        return None if given is None else _NAMED[given]
+    if per_token:
+        return _SOFTMAX
+    if config.problem_type == "regression":
+        return _IDENTITY
+    return _SIGMOID if config.problem_type == "multi_label_classification" or config.num_labels == 1 else _SOFTMAX
+
+
+def _activation_module(path: str, name: str) -> nn.Module:
+    return nn.Softmax(dim=-1) if name == _SOFTMAX else torch_module(path, name)
+
+
+def _own_activation(path: str, config: Any, per_token: bool) -> str:
     """As `CrossEncoder.get_default_activation_fn` has it: as saved, else sigmoid for one label, nothing for several."""
+    if per_token:
+        return _IDENTITY
     folder = read_json(path, "config_sentence_transformers.json") or {}
     inside = getattr(config, "sentence_transformers", None) or {}
     before_4 = getattr(config, "sbert_ce_default_activation_function", None)
@@ -204,7 +250,7 @@ class Scorer:
             attention=attention,
             subfolder=facts.saved.subfolder if facts.saved else "",
         )
-        self.activation = torch_module(facts.path, facts.activation)
+        self.activation = _activation_module(facts.path, facts.activation)
         self.first_position = first_position(self.model)
         if not per_token:
             self._check_padding()
@@ -222,9 +268,10 @@ class Scorer:
 
     @torch.inference_mode()
     def score_tokens(self, texts: Sequence[TokenizedText]) -> list[npt.NDArray[np.float32]]:
-        """float32 logits (t_i, labels) of each text's tokens, special tokens included, in order."""
+        """float32 scores (t_i, labels) of each text's tokens, special tokens included, in order."""
         logits, mask = self._logits(texts)
-        return [rows[kept].cpu().numpy() for rows, kept in zip(logits, mask.bool(), strict=True)]
+        scores = self.activation(logits)
+        return [rows[kept].cpu().numpy() for rows, kept in zip(scores, mask.bool(), strict=True)]
 
     @torch.inference_mode()
     def _check_padding(self) -> None:

@@ -2,8 +2,8 @@
 
 A manifest is `.parquet`, `.jsonl` / `.ndjson` or `.csv`. Columns: `id` (required), then media as `media` (a list of
 uris or of `{uri | data, modality, version, sha256, page}`) or as `uri`, `data`, `image(s)`, `video(s)`; optional
-`prompt` or `messages`, `tenant`, and for rows with one media item `modality`, `version`, `sha256`. Jobs that embed read
-`text`, jobs that rank `query` and `documents`. Other columns are ignored.
+`prompt` or `messages`, `tenant`, and for rows with one media item `modality`, `version`, `sha256`. Jobs that embed
+or score read `text`, jobs that rank `query` and `documents`. Other columns are ignored.
 """
 
 from __future__ import annotations

@@ -59,6 +59,7 @@ _HEADLINES = (
     ("pages_decoded", "pages drawn"),
     ("texts_embedded", "texts embedded"),
     ("pairs_scored", "pairs scored"),
+    ("texts_scored", "texts scored"),
     ("text_tokens", "text tokens computed"),
     ("text_padded_tokens", "and padding besides"),
     ("items_carried", "items taken from the base run"),

@@ -30,8 +30,13 @@ _NAMES = {
     "embed_backfill": "embed",
     "index_documents": "documents",
     "rerank": "rerank",
+    "score_texts": "score",
 }
-TEXTS: dict[str, tuple[str, ...]] = {"embed_backfill": ("text",), "rerank": ("query", "documents")}
+TEXTS: dict[str, tuple[str, ...]] = {
+    "embed_backfill": ("text",),
+    "rerank": ("query", "documents"),
+    "score_texts": ("text",),
+}
 
 
 def derive_run_id(config_digest: str, manifest_digest: str, *, job: str) -> str:

@@ -33,6 +33,7 @@ COUNTS = (
     "pages_decoded",
     "texts_embedded",
     "pairs_scored",
+    "texts_scored",
     "text_tokens",
     "text_padded_tokens",
     "items_carried",

@@ -29,7 +29,7 @@ def checked_model(config: Config, device: str) -> CheckedModel:
 
 
 def _check(config: Config, device: str) -> CheckedModel:
-    if config.job == "rerank":
+    if config.job in ("rerank", "score_texts"):
         return checked_scorer(config)
     prompted = config.job == "embed_backfill" and is_vision_language(config.model)
     if config.job != "caption_videos" and not prompted:

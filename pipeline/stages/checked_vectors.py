@@ -21,7 +21,7 @@ from pipeline.models.location import resolve_model
 from pipeline.models.prompt_embedder import PromptEmbedder, hidden_size, prompt_contract
 from pipeline.models.reranker import Scorer, ScorerFacts
 from pipeline.models.vision_language import VisionLanguageFacts
-from pipeline.schema import Geometry, Modality, RecordSize, VectorSpace, VectorSpaces
+from pipeline.schema import Geometry, Modality, RecordSize, ScoreSpace, VectorSpace, VectorSpaces
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
 
 _MODALITIES: tuple[Modality, ...] = ("image", "video", "page")
@@ -98,18 +98,27 @@ def prompted_space(config: Config, identity: EncoderIdentity) -> VectorSpace:
 
 
 def checked_scorer(config: Config) -> CheckedModel:
-    """Of a job that ranks. Raises `ConfigError` for what cannot be used."""
-    facts = ScorerFacts.load(config.model, config.pooling.contract())
-    if len(facts.labels) != 1:
+    """Of a job that scores or ranks. Raises `ConfigError` for what cannot be used."""
+    facts = ScorerFacts.load(config.model, config.pooling.contract(), **config.scorer_options())
+    if config.job == "rerank" and len(facts.labels) != 1:
         raise ConfigError(
             f"model {config.model!r} gives scores of {', '.join(facts.labels)}: documents are ranked by one score"
         )
     dtype = config.text.dtype
-    known = _remembered(config, config.model, "scorer", dtype, lambda: _weigh(Scorer(facts, dtype=dtype, device="cpu")))
+    part = "token-scorer" if config.score.per_token else "scorer"
+    known = _remembered(config, config.model, part, dtype, lambda: _weigh(Scorer(facts, dtype=dtype, device="cpu")))
+    identity = EncoderIdentity(
+        weights=known["weights"], processor=facts.processing_digest, placeholder="", precision=dtype
+    )
     return CheckedModel(
         kind="scorer",
-        identity=EncoderIdentity(
-            weights=known["weights"], processor=facts.processing_digest, placeholder="", precision=dtype
+        identity=identity,
+        scores=ScoreSpace(
+            model=config.model,
+            labels=facts.labels,
+            activation=facts.activation,
+            contract=facts.contract.as_dict(),
+            digest=identity.digest(),
         ),
         verdicts={},
         rules={},

@@ -71,8 +71,9 @@ class StageContext:
 
     @property
     def scorer(self) -> ScorerFacts:
-        """As `facts`, of a reranker."""
-        return _scorer(self.config.model, json.dumps(self.config.pooling.contract()))
+        """As `facts`, of a reranker, classifier or reward model."""
+        config = self.config
+        return _scorer(config.model, json.dumps(config.pooling.contract()), json.dumps(config.scorer_options()))
 
     @property
     def embeds_prompts(self) -> bool:
@@ -139,10 +140,10 @@ def _text_side(model: str, pooling: str, prompt_name: str | None) -> TextSide:
 
 
 @functools.lru_cache(maxsize=4)
-def _scorer(model: str, pooling: str) -> ScorerFacts:
+def _scorer(model: str, pooling: str, options: str) -> ScorerFacts:
     from pipeline.models.reranker import ScorerFacts
 
-    return ScorerFacts.load(model, json.loads(pooling))
+    return ScorerFacts.load(model, json.loads(pooling), **json.loads(options))
 
 
 @functools.lru_cache(maxsize=4)

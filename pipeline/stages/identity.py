@@ -12,7 +12,7 @@ from pipeline.features.identity import FeatureKeyTerms, canonical_json
 from pipeline.media.backend import DECODE_BACKEND, PAGE_BACKEND
 from pipeline.media.resize import Resample, resize_backend
 from pipeline.planning.geometry import SizeRule
-from pipeline.schema import MediaItem, Modality, Probe, RecordSize, VectorSpaces
+from pipeline.schema import MediaItem, Modality, Probe, RecordSize, ScoreSpace, VectorSpaces
 from pipeline.stages.rows import PlannedMedia
 
 
@@ -61,7 +61,7 @@ class CheckedModel:
 
     The encoder's terms of every feature key; modality → "" or why this checkpoint cannot be used with it; the rules of
     those modalities whose grids follow from sizes alone; what a record of each modality takes; and how many numbers the
-    weights of each half are. `vectors` is given for models that make vectors.
+    weights of each half are. `vectors` is given for models that make vectors, `scores` for those that make scores.
     """
 
     kind: Literal["vision_language", "dual_encoder", "text", "scorer"] = "vision_language"
@@ -72,6 +72,7 @@ class CheckedModel:
     sizes: dict[Modality, RecordSize]
     parameters: dict[str, int]
     vectors: VectorSpaces | None = None
+    scores: ScoreSpace | None = None
 
 
 def sha256_content(data: bytes) -> str:

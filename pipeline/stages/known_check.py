@@ -22,6 +22,7 @@ _READ: dict[str, Any] = {
     "job": True,
     "pooling": True,
     "text": True,
+    "score": True,
     "encode": {"dtype", "attention"},
     "generate": {"dtype", "attention", "system"},
 }

@@ -68,6 +68,25 @@ PROMPT_VECTOR_OUTCOME = pa.schema(
     ]
 )
 SCORE_OUTCOME = pa.schema([("item_index", pa.int64()), ("document", pa.int32()), ("score", pa.float32())])
+# Of a text `scores`, a number a label; of its tokens, where the job asks for those, `tokens`.
+SCORED_TOKENS = pa.list_(
+    pa.struct(
+        [
+            ("token_id", pa.int32()),
+            ("start_char", pa.int32()),
+            ("end_char", pa.int32()),
+            ("scores", pa.list_(pa.float32())),
+        ]
+    )
+)
+TEXT_SCORE_OUTCOME = pa.schema(
+    [
+        ("item_index", pa.int64()),
+        ("scores", pa.list_(pa.float32())),
+        ("tokens", SCORED_TOKENS),
+        ("text_score_ms", pa.float64()),
+    ]
+)
 _RECEIPT = b"headrace.receipt"
 
 

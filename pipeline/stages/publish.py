@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline.planning.windows import Window
-from pipeline.schema import Request
+from pipeline.schema import Request, ScoreSpace
 from pipeline.sinks.parquet import (
     QUARANTINE_SCHEMA,
     quarantine_row,
@@ -53,6 +55,12 @@ def publish_window(
         "items_quarantined": sum(quarantine.values()),
     }
     return {"counts": counts, "quarantine": quarantine}
+
+
+def described_scores(space: ScoreSpace | None) -> dict[str, str]:
+    """The metadata of a part with scores: model, labels, activation and contract, as `headrace.scores`."""
+    assert space is not None
+    return {"headrace.scores": json.dumps(dataclasses.asdict(space), sort_keys=True)}
 
 
 def reused_items(media: Mapping[int, Sequence[Mapping[str, Any]]]) -> set[int]:

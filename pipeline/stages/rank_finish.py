@@ -16,7 +16,7 @@ from pipeline.schema import ItemFailure, Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import failure_row, read_outcomes
 from pipeline.stages.pool_plan import pool_plan_name
-from pipeline.stages.publish import publish_window
+from pipeline.stages.publish import described_scores, publish_window
 
 RANKED_SCHEMA = pa.schema(
     [
@@ -46,7 +46,7 @@ def finish_rank_window(context: StageContext, window: Window) -> dict[str, Any]:
         window,
         requests,
         rows=rows,
-        schema=RANKED_SCHEMA,
+        schema=RANKED_SCHEMA.with_metadata(described_scores(context.checked.scores)),
         failures={index: [failure] for index, failure in failures.items()},
     )
 

@@ -68,6 +68,12 @@ def test_a_placeholder_in_the_user_s_text_is_refused(processor: Any, content: An
         ids_of(processor, [{"role": "user", "content": content}], [])
 
 
+def test_a_chat_that_the_template_refuses_is_named(processor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processor, "chat_template", "{{ raise_exception('roles must take turns') }}")
+    with pytest.raises(ItemError, match=r"chat_refused: .*roles must take turns"):
+        ids_of(processor, [{"role": "assistant", "content": "a"}], [])
+
+
 def test_a_seed_belongs_to_job_and_item() -> None:
     seeds = {item_seed(job, item) for job in (0, 1) for item in ("a", "b")}
     assert len(seeds) == 4
