@@ -138,7 +138,8 @@ class Text(Section):
     """Texts to vectors or scores. `model` None: the job's own model embeds texts.
 
     `prompt_name` is the model's prompt before texts, `query_prompt_name` before what is searched for. Documents are cut
-    into chunks of `chunk_tokens`, None: as many as the model takes.
+    into chunks of `chunk_tokens`, None: as many as the model takes. A batch has at most `max_batch_tokens`, padding
+    included; None: as suits the device (4,096 on a CPU, 16,384 on a GPU).
     """
 
     model: str | None = None
@@ -147,8 +148,8 @@ class Text(Section):
     query_prompt_name: str | None = None
     chunk_tokens: Positive | None = None
     chunk_overlap_tokens: Annotated[int, Field(ge=0)] = 16
-    max_batch_items: Positive = 64
-    max_batch_tokens: Positive = 16_384
+    max_batch_items: Positive = 512
+    max_batch_tokens: Positive | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention: str | None = None

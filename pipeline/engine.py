@@ -31,10 +31,14 @@ from pipeline.stages.rows import receipts_apart
 from pipeline.storage import Folder
 
 # A block carries several batches, for each costs the driver 10-15 ms an operator (FACTS: 33 one-row blocks/s, 150
-# eight-row blocks/s). Four keep a 64 MB-a-row block at 256 MB. Prompts weigh little, and between blocks an actor waits:
-# four batches a block cost the generate pass 1.18 times a bare loop. Not calibrated beyond that.
+# eight-row blocks/s). Four keep a 64 MB-a-row block at 256 MB.
 FRAME_BATCHES_PER_BLOCK = 4
-PROMPT_BATCHES_PER_BLOCK = 8
+# Prompts and texts weigh little, and between blocks an actor waits: four batches of a tiny model a block cost the
+# generate pass 1.18 times a bare loop, eight 1.13. But what is one actor's no other shares: where batches take long, a
+# block of eight has one actor work on while others have nothing left. So about a second's work, and at most eight.
+_MOST_BATCHES_PER_BLOCK = 8
+_BLOCK_SECONDS = 1.0
+_FLOPS_PER_SECOND = {"cpu": 5e10, "cuda": 5e13}  # of one core, of one accelerator; the order of magnitude counts
 # What a task makes goes into blocks of this size, or of one row: of Ray's own 128 MB a task would hold two rows more.
 _BLOCK_BYTES = 32 * 2**20
 # Ray gives a worker that has done one stage's task another stage's, but not one with an environment of its own: so a
@@ -146,22 +150,38 @@ def accelerators() -> list[str]:
     return sorted(name.removeprefix(prefix) for name in names if name.startswith(prefix))
 
 
+def batches_per_block(device: str, batch_flops: float) -> int:
+    """Of prompts or texts, for batches that take about `batch_flops` floating point operations each."""
+    batches = _BLOCK_SECONDS * _FLOPS_PER_SECOND[device] / max(1.0, batch_flops)
+    return max(1, min(_MOST_BATCHES_PER_BLOCK, round(batches)))
+
+
 def preflight(
     device: str,
     workers: int | None,
     options: RayOptions,
     *,
     decode_workers: int | None = None,
+    cpu_share: float = 0.5,
+    most: int | None = None,
     memory: Memory = _UNDECLARED,
 ) -> Workers:
-    """Fit a pass to the cluster, waiting `options.wait_seconds` for nodes that it asks for and that may come.
+    """Fit a pass to the cluster as `fit` does, waiting `options.wait_seconds` for nodes that it asks for and may come.
 
     Raises `UnschedulableError` for what can never fit: a plan that cannot be scheduled would hang without a word.
     """
     deadline = time.monotonic() + options.wait_seconds
     while True:
         try:
-            return fit(describe_cluster(), device, workers, decode_workers=decode_workers, memory=memory)
+            return fit(
+                describe_cluster(),
+                device,
+                workers,
+                decode_workers=decode_workers,
+                cpu_share=cpu_share,
+                most=most,
+                memory=memory,
+            )
         except UnschedulableError:
             if time.monotonic() >= deadline or not _can_scale():
                 raise
@@ -174,10 +194,16 @@ def fit(
     workers: int | None,
     *,
     decode_workers: int | None = None,
+    cpu_share: float = 0.5,
+    most: int | None = None,
     memory: Memory = _UNDECLARED,
 ) -> Workers:
     """Sizes for a cluster. Tasks take one CPU each; so that they always find one, actors reserve CPUs only where
-    half are left (FACTS: actors that leave less than one whole CPU make Ray Data hang in silence)."""
+    half are left (FACTS: actors that leave less than one whole CPU make Ray Data hang in silence).
+
+    Where `workers` says nothing there is an actor for each GPU, or for `cpu_share` of the CPUs, which the stages before
+    leave; and no more than `most`, which is how many find something to do.
+    """
     if cluster.num_cpus < 1:
         raise UnschedulableError(
             f"the cluster has {cluster.num_cpus:g} CPUs, one whole CPU is needed; add a node or give nodes more CPUs"
@@ -190,7 +216,9 @@ def fit(
             f"{workers} workers with one GPU each were asked for, the cluster has {cluster.num_gpus:g}; "
             "lower the number of workers or add GPU nodes"
         )
-    wanted = int(cluster.num_gpus) if on_gpu else max(1, math.floor(cluster.num_cpus / 2))
+    wanted = int(cluster.num_gpus) if on_gpu else max(1, math.floor(cluster.num_cpus * cpu_share))
+    if most is not None:
+        wanted = max(1, min(wanted, most))
     actors = _actors_in_memory(cluster, memory, workers or wanted, least=workers or 1)
     reserve = 1.0 if not on_gpu and cluster.num_cpus >= 4 and actors <= cluster.num_cpus / 2 else 0.0
     return Workers(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pipeline.engine import Cluster, Memory, Workers, fit
+from pipeline.engine import Cluster, Memory, Workers, batches_per_block, fit
 from pipeline.errors import UnschedulableError
 
 
@@ -20,6 +20,22 @@ def sizes(workers: Workers) -> tuple[str, int, float, float]:
 def test_without_gpus_one_actor_for_every_two_cpus(num_cpus: int, actors: int) -> None:
     reserved = 1 if num_cpus >= 4 else 0
     assert sizes(fit(Cluster(num_cpus=num_cpus, num_gpus=0), "auto", None)) == ("cpu", actors, reserved, 0)
+
+
+@pytest.mark.parametrize(("most", "actors"), [(None, 16), (40, 16), (3, 3), (0, 1)])
+def test_actors_with_nothing_before_them_take_every_cpu_that_finds_work(most: int | None, actors: int) -> None:
+    cluster = Cluster(num_cpus=16, num_gpus=0)
+    assert sizes(fit(cluster, "cpu", None, cpu_share=1.0, most=most)) == ("cpu", actors, float(actors <= 8), 0)
+    assert fit(cluster, "cpu", 5, cpu_share=1.0, most=most).actors == 5  # as asked
+    assert fit(Cluster(num_cpus=16, num_gpus=4), "auto", None, most=most).actors == min(actors, 4)
+
+
+@pytest.mark.parametrize(
+    ("device", "flops", "batches"),
+    [("cpu", 1e9, 8), ("cpu", 1.7e10, 3), ("cpu", 5e10, 1), ("cpu", 1e13, 1), ("cuda", 1e12, 8), ("cuda", 2.5e13, 2)],
+)
+def test_a_block_is_about_a_second_of_work(device: str, flops: float, batches: int) -> None:
+    assert batches_per_block(device, flops) == batches
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 4, 16, 64])

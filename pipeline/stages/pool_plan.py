@@ -50,6 +50,7 @@ class PlanTextWindow:
     """Stage: window rows (`index, start, stop`) → text batches still to be done, and receipts of finished ones."""
 
     context: StageContext
+    max_batch_tokens: int
 
     def __call__(self, windows: pa.Table) -> Iterator[pa.Table]:
         """One table (`TEXT_SCHEMA`) a window."""
@@ -77,7 +78,7 @@ class PlanTextWindow:
         section = self.context.config.text
         batches = plan_text_batches(
             [len(piece["input_ids"]) for piece in pieces],
-            max_batch_tokens=section.max_batch_tokens,
+            max_batch_tokens=self.max_batch_tokens,
             max_batch_items=section.max_batch_items,
         )
         planned: list[dict[str, Any]] = []

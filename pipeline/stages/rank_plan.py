@@ -43,6 +43,7 @@ class PlanPairsWindow:
     """
 
     context: StageContext
+    max_batch_tokens: int
 
     def __call__(self, windows: pa.Table) -> Iterator[pa.Table]:
         """Tables (`PAIR_SCHEMA`) of one row: the plan's receipt and then a batch each, a window after another."""
@@ -100,7 +101,7 @@ class PlanPairsWindow:
         section = self.context.config.text
         batches = plan_pairs(
             [[len(text.input_ids) for text in texts] for texts in tokenized],
-            max_batch_tokens=section.max_batch_tokens,
+            max_batch_tokens=self.max_batch_tokens,
             max_batch_items=section.max_batch_items,
         )
         planned: list[dict[str, Any]] = []

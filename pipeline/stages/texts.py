@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -68,16 +70,8 @@ def read_texts(context: StageContext, window: Window) -> WindowTexts:
     if context.checked.verdicts:
         encoded = read_encoded(context, window)
         out.update(row["item_index"] for row in encoded.select(["item_index", "code"]).to_pylist() if row["code"])
-    for request in requests:
-        if request.item_index in out:
-            continue
-        try:
-            item = texts.of(request, found.counter)
-        except ItemError as error:
-            found.failures.append(failure_row(request.item_index, None, error))
-            continue
-        if item is not None:
-            found.items[request.item_index] = item
+    texts.read([request for request in requests if request.item_index not in out], found)
+    found.failures.sort(key=lambda failure: int(failure["item_index"]))
     return found
 
 
@@ -94,6 +88,18 @@ def _carried(
     return {**carried, **context.unchanged(own)}
 
 
+def _empty_text() -> ItemError:
+    return ItemError("tokenize", "empty_text", "there is nothing to embed: the text has no tokens")
+
+
+@contextmanager
+def _failures_of(request: Request, found: WindowTexts) -> Iterator[None]:
+    try:
+        yield
+    except ItemError as error:
+        found.failures.append(failure_row(request.item_index, None, error))
+
+
 class _RowTexts:
     """Texts that stand in the manifest: an item is embedded by its text, or by its one media item."""
 
@@ -104,7 +110,24 @@ class _RowTexts:
         """Of a row that is embedded by its text."""
         return None if request.text is None or request.media else sha256_content(request.text.encode())
 
-    def of(self, request: Request, counter: FetchCounter) -> ItemText | None:
+    def read(self, requests: list[Request], found: WindowTexts) -> None:
+        """Adds what there is to embed, and who is out."""
+        texts: dict[int, str] = {}
+        for request in requests:
+            with _failures_of(request, found):
+                text = self._text(request)
+                if text is not None:
+                    texts[request.item_index] = text
+        # All at once: one by one they cost several times as much.
+        ids = self.context.text_side.tokenize(list(texts.values()))
+        for (index, text), input_ids in zip(texts.items(), ids, strict=True):
+            if not input_ids:
+                found.failures.append(failure_row(index, None, _empty_text()))
+                continue
+            piece = Piece(part=0, start_char=0, end_char=len(text), input_ids=input_ids)
+            found.items[index] = ItemText(text=text, source_id=sha256_content(text.encode()), pieces=[piece])
+
+    def _text(self, request: Request) -> str | None:
         text = request.text
         if text is not None and request.media:
             raise ItemError("tokenize", "media_and_text", "an item is embedded by its text or its media, it has both")
@@ -114,11 +137,9 @@ class _RowTexts:
         if text is None:
             _check_media(self.context)
             return None
-        [ids] = self.context.text_side.tokenize([text])
-        if not ids or not text.strip():
-            raise ItemError("tokenize", "empty_text", "there is nothing to embed: the text has no tokens")
-        piece = Piece(part=0, start_char=0, end_char=len(text), input_ids=ids)
-        return ItemText(text=text, source_id=sha256_content(text.encode()), pieces=[piece])
+        if not text.strip():
+            raise _empty_text()
+        return text
 
 
 class _DocumentTexts:
@@ -138,7 +159,15 @@ class _DocumentTexts:
         except ItemError:
             return None
 
-    def of(self, request: Request, counter: FetchCounter) -> ItemText | None:
+    def read(self, requests: list[Request], found: WindowTexts) -> None:
+        """Adds what there is to embed, and who is out."""
+        for request in requests:
+            with _failures_of(request, found):
+                text = self._text(request, found.counter)
+                if text is not None:
+                    found.items[request.item_index] = text
+
+    def _text(self, request: Request, counter: FetchCounter) -> ItemText | None:
         if len(request.media) != 1:
             raise ItemError("tokenize", "not_a_page", f"a row is one document or image, it has {len(request.media)}")
         [media] = request.media
