@@ -29,6 +29,7 @@ from pipeline.progress import PassBar
 from pipeline.runs.base import goes_on, vanished
 from pipeline.runs.durability import DurableWindows
 from pipeline.runs.ledger import Ledger
+from pipeline.runs.manifest import read_frozen
 from pipeline.runs.own_shards import noted_shards
 from pipeline.runs.receipts import PassName, ReceiptBook, Totals
 from pipeline.runs.report import write_report
@@ -162,6 +163,8 @@ def _text_pass(
         batches_per_block=engine.batches_per_block(workers.device, flops),
         memory_bytes=workers.memory.window_task,
     )
+    if config.job == "embed_backfill" and read_frozen(context.folder).num_texts == 0:
+        return engine.receipts(planned)  # no model need be loaded to embed nothing
     return engine.receipts(engine.map_actors(planned, stage, {"context": context}, workers))
 
 

@@ -88,6 +88,22 @@ def frames_of(path: Path, config: Config) -> list[np.ndarray]:
     return list(frames.pixels)
 
 
+def test_without_texts_no_model_of_texts_is_loaded(
+    tmp_path: Path, demo_media: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("there is no text to embed")
+
+    monkeypatch.setattr("pipeline.stages.embed_texts.EmbedTexts.__init__", refuse)
+    media = [json.loads(line) for line in (demo_media / "manifest.jsonl").read_text().splitlines()]
+    rows = [{**row, "media": [str(demo_media / row["media"][0]["uri"])]} for row in media[:9]]
+    config = configured(tmp_path, [*rows, {"id": "neither"}], "demo:dual_encoder")
+    summary = flow.run(config)
+    assert (summary["items_written"], summary["quarantine"]) == (9, {"not_one_vector": 1})
+    with pytest.raises(AssertionError, match="no text"):
+        flow.run(configured(tmp_path, [*rows, {"id": "text", "text": "water"}], "demo:dual_encoder"))
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_images_clips_and_texts_of_one_space_equal_the_whole_model(
     tmp_path: Path, demo_media: Path, family: str

@@ -22,6 +22,7 @@ import re
 import shutil
 import struct
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -143,11 +144,11 @@ def freeze_manifest(
     """
     if folder.exists(FROZEN_INDEX):
         return read_frozen(folder)
-    digest = hashlib.sha256()
+    digest, counts = hashlib.sha256(), Counter[str]()
     files: list[str] = []
     with _IdSpill() as ids:
         with closing(_listed_requests(input, limit, texts, expand_pages)) as numbered:
-            requests = _observed(numbered, ids, digest)
+            requests = _observed(numbered, ids, digest, counts)
             for first in requests:
                 files.append(f"{FROZEN_PARTS}/part-{len(files):05d}.parquet")
                 with folder.writing(files[-1]) as file:
@@ -159,7 +160,13 @@ def freeze_manifest(
             f"{input}: rows {duplicate.row} and {duplicate.repeated_row}, column 'id': duplicate id {_show(id_)}; "
             "an id names one row, make it unique"
         )
-    index = {"num_items": ids.count, "digest": digest.hexdigest(), "files": files, "rows_per_file": rows_per_file}
+    index = {
+        "num_items": ids.count,
+        "num_texts": counts["texts"],
+        "digest": digest.hexdigest(),
+        "files": files,
+        "rows_per_file": rows_per_file,
+    }
     folder.write_json(FROZEN_INDEX, index)
     return read_frozen(folder)
 
@@ -219,6 +226,7 @@ def read_frozen(folder: Folder) -> FrozenManifest:
     index = folder.read_json(FROZEN_INDEX)
     return FrozenManifest(
         num_items=index["num_items"],
+        num_texts=index.get("num_texts"),
         digest=index["digest"],
         files=tuple(index["files"]),
         rows_per_file=index["rows_per_file"],
@@ -670,11 +678,12 @@ def _show(value: Any) -> str:
 
 
 def _observed(
-    numbered: Iterable[tuple[int, Request]], ids: _IdSpill, digest: hashlib._Hash
+    numbered: Iterable[tuple[int, Request]], ids: _IdSpill, digest: hashlib._Hash, counts: Counter[str]
 ) -> Iterator[dict[str, Any]]:
     """The rows to write, each counted, hashed and its id put down on the way."""
     for row, request in numbered:
         ids.add(request.id, row)
+        counts["texts"] += request.text is not None
         frozen = _frozen_row(request)
         digest.update(_canonical(frozen))
         yield frozen
@@ -777,9 +786,13 @@ def _copy(source: Folder, target: Folder, name: str) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrozenManifest:
-    """The index of a listing that no longer changes. `digest` is sha256 over its rows, in order."""
+    """The index of a listing that no longer changes. `digest` is sha256 over its rows, in order.
+
+    `num_texts` are the rows with a `text`; None in listings frozen before they were counted.
+    """
 
     num_items: int
+    num_texts: int | None
     digest: str
     files: tuple[str, ...]
     rows_per_file: int

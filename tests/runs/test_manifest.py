@@ -439,7 +439,7 @@ def test_frozen_ranges_are_the_requests(tmp_path: Path, folder: Folder, count: i
     path = many(tmp_path, count)
     frozen = freeze_manifest(path, folder, limit=None, rows_per_file=10)
     assert frozen == read_frozen(folder)
-    assert frozen.num_items == count
+    assert (frozen.num_items, frozen.num_texts) == (count, 0)
     assert len(frozen.files) == -(-count // 10)
     requests = read_all(path)
     for start, stop in [(0, count), (count - 1, count), (count // 3, count // 2), (count, count)]:
