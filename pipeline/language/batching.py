@@ -30,6 +30,19 @@ def plan_text_batches(lengths: Sequence[int], *, max_batch_tokens: int, max_batc
     return batches
 
 
+def length_runs(lengths: Sequence[int], *, least_tokens: int) -> list[slice]:
+    """Stretches of a batch of texts, longest first, that are computed one after another, each padded to its longest.
+
+    A stretch ends where the next text has less than 95 % of its longest's tokens, if it has `least_tokens` by then.
+    """
+    starts = [0]
+    for position, length in enumerate(lengths):
+        longest = lengths[starts[-1]]
+        if length < 0.95 * longest and (position - starts[-1]) * longest >= least_tokens:
+            starts.append(position)
+    return [slice(start, stop) for start, stop in zip(starts, [*starts[1:], len(lengths)], strict=True)]
+
+
 def plan_language_batches(
     prompt_lengths: Sequence[int],
     *,

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.language.batching import in_input_order, plan_language_batches, plan_text_batches
+from pipeline.language.batching import in_input_order, length_runs, plan_language_batches, plan_text_batches
 
 
 @given(
@@ -62,3 +62,27 @@ def test_every_text_once_within_padded_tokens_and_back_in_order(
 def test_results_that_are_not_one_a_position_are_found(batches: list, results: list) -> None:
     with pytest.raises(ValueError):
         in_input_order(batches, results)
+
+
+@given(st.lists(st.integers(1, 500), min_size=1, max_size=80), st.integers(1, 2000))
+def test_runs_are_the_batch_in_order_and_short_of_padding(lengths: list[int], least: int) -> None:
+    lengths.sort(reverse=True)
+    runs = length_runs(lengths, least_tokens=least)
+    assert [length for run in runs for length in lengths[run]] == lengths
+    for run, following in zip(runs, [*runs[1:], None], strict=True):
+        longest, count = lengths[run][0], len(lengths[run])
+        if following is not None:
+            assert count * longest >= least and lengths[following][0] < 0.95 * longest
+        # What is padded by more than a twentieth is there to fill up to the least.
+        short = [position for position, length in enumerate(lengths[run]) if length < 0.95 * longest]
+        assert all(position * longest < least for position in short)
+
+
+def test_runs_by_hand() -> None:
+    assert length_runs([100, 96, 94, 50, 49, 20], least_tokens=1) == [
+        slice(0, 2),
+        slice(2, 3),
+        slice(3, 5),
+        slice(5, 6),
+    ]
+    assert length_runs([100, 96, 94, 50, 49, 20], least_tokens=300) == [slice(0, 3), slice(3, 6)]
