@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, partial
@@ -37,7 +38,10 @@ _DESCRIBED = b"headrace"
 _KEY = {"lance-schema:unenforced-primary-key": "true"}
 _CONFLICTS = ("conflict", "concurrent", "retry_timeout")
 _CUT_OFF = ("timed out", "timeout", "connection", "throttl", "slowdown", "too many requests", "503 ", "internal server")
-_DENIED = ("permission denied", "permissiondenied", "access denied", "accessdenied", "unauthenticated", "credential")
+_DENIED = (
+    *("permission denied", "permissiondenied", "access denied", "accessdenied", "unauthenticated", "credential"),
+    *("signaturedoesnotmatch", "invalidaccesskeyid", "status: 403"),
+)
 _REFINE_FACTOR = 4  # candidates of the quantised index for each hit, compared exactly
 _LEAST_CANDIDATES = 100  # that the graph of the index follows; not tuned
 
@@ -82,7 +86,7 @@ class LanceDBSink(StoreSink[LanceDBSection]):
 
     @cached_property
     def _db(self) -> Any:
-        return _client().connect(self._section.uri)
+        return _client().connect(self._section.uri, storage_options=_storage_options(self._section.uri))
 
     def _names(self) -> list[str]:
         page = self._db.list_tables()
@@ -164,11 +168,10 @@ class LanceDBSink(StoreSink[LanceDBSection]):
     def _meaning(self, error: Exception) -> Exception:
         text = str(error).lower()
         said = f"{self._section.uri}: {error}"
-        if any(word in text for word in _CONFLICTS):
-            return TransientError(said)
+        # First, for what object storage refuses names its retry_timeout too.
         if any(word in text for word in _DENIED) or isinstance(error, PermissionError | NotADirectoryError):
             return ConfigError(f"the storage of sinks.lancedb cannot be used; {said}")
-        return TransientError(said) if any(word in text for word in _CUT_OFF) else error
+        return TransientError(said) if any(word in text for word in (*_CONFLICTS, *_CUT_OFF)) else error
 
 
 def _client() -> Any:
@@ -177,6 +180,14 @@ def _client() -> Any:
     except ImportError as error:
         raise ConfigError(f"sinks.lancedb needs its client ({error}): pip install 'headrace[lancedb]'") from error
     return lancedb
+
+
+def _storage_options(uri: str) -> dict[str, str] | None:
+    """Lance takes credentials and region from AWS's variables, but does not know the one for an endpoint."""
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if not uri.startswith("s3://") or not endpoint:
+        return None
+    return {"aws_endpoint": endpoint, "allow_http": str(endpoint.startswith("http://")).lower()}
 
 
 def _table_schema(collection: Collection) -> pa.Schema:
