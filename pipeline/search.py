@@ -67,11 +67,11 @@ def search(run: Folder, query: str, *, limit: int = 10, tenant: str = "") -> lis
 
 
 def _searches(config: Config, spaces: dict[str, Any]) -> Iterator[tuple[str, str, tuple[str, ...]]]:
-    """(what of, the model that makes the query's vector, kinds of points), a search each."""
+    """(what of, the model that makes the query's vector, kinds of points), a search each; of documents, texts first."""
     # Apart also where one model has both: texts are nearer to a text than any picture of what it says.
-    if spaces["media"] is not None:
-        yield "media", config.model, ("image", "video", "page")
-    yield "texts", config.text_model, ("text", "chunk")
+    texts = ("texts", config.text_model, ("text", "chunk"))
+    media = [("media", config.model, ("image", "video", "page"))] if spaces["media"] is not None else []
+    yield from [texts, *media] if config.job == "index_documents" else [*media, texts]
 
 
 def _query_vector(config: Config, model: str, query: str) -> npt.NDArray[np.float32]:
