@@ -1,4 +1,4 @@
-"""The dual encoder's whole recipe: data, four training stages, evaluation, model card."""
+"""The dual encoder's whole recipe: data, five training stages, evaluation, model card."""
 
 import argparse
 import json
@@ -18,7 +18,7 @@ from scripts.demo_models.dual_encoder_data import Example, build_pool
 from scripts.demo_models.dual_encoder_train import STAGES, Heads, save, train
 
 ITEMS_A_SCENE: dict[Kind, int] = {"image": 6, "video": 4}
-WEIGHTS_SEED, DATA_SEED, TRAINING_SEED, EVALUATION_SEED, CHECKS_SEED = 0, 1, 2, 5, 4
+WEIGHTS_SEED, DATA_SEED, TRAINING_SEED, EVALUATION_SEED, CHECKS_SEED = 0, 1, 2, 6, 4
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

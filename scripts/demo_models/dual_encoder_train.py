@@ -141,6 +141,20 @@ STAGES = (
         heads=0.0,
         flat=0.2,
     ),
+    Stage(
+        name="finish",
+        steps=600,
+        rate=4e-4,
+        texts=True,
+        images=48,
+        clips=64,
+        easy_every=3,
+        colours=2,
+        backgrounds=2,
+        turned=True,
+        heads=0.0,
+        flat=0.2,
+    ),
 )
 
 
