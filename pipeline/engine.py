@@ -41,6 +41,9 @@ _BLOCK_SECONDS = 1.0
 _FLOPS_PER_SECOND = {"cpu": 5e10, "cuda": 5e13}  # of one core, of one accelerator; the order of magnitude counts
 # What a task makes goes into blocks of this size, or of one row: of Ray's own 128 MB a task would hold two rows more.
 _BLOCK_BYTES = 32 * 2**20
+# Windows of prompts or texts are planned in a twentieth of the time that a CPU takes to compute them, by processes that
+# load transformers first: with as many as there are CPUs, here two, actors had their models after 13 s instead of 9.
+_ACTORS_PER_PLANNER = 4
 # Ray gives a worker that has done one stage's task another stage's, but not one with an environment of its own: so a
 # worker that decodes has not planned 4,096 items before (180 MB of its own, measured, against 240).
 _BLOCKS_ENVIRONMENT = {"env_vars": {"HEADRACE_STAGE": "blocks"}}
@@ -75,7 +78,8 @@ _UNDECLARED = Memory()
 class Workers:
     """Sizes of a pass: concurrent tasks, actors and what each reserves. `device` is what actors compute on.
 
-    `tasks` None leaves the number of concurrent tasks to Ray.
+    `tasks` (of `map_blocks`) and `planners` (tasks of `map_windows`): None leaves their number to Ray.
+    `batches_per_block` is for `map_windows`.
     """
 
     device: str
@@ -83,6 +87,8 @@ class Workers:
     actor_cpus: float
     actor_gpus: float
     tasks: int | None
+    batches_per_block: int
+    planners: int | None
     memory: Memory
 
 
@@ -162,8 +168,8 @@ def preflight(
     options: RayOptions,
     *,
     decode_workers: int | None = None,
-    cpu_share: float = 0.5,
-    most: int | None = None,
+    batches: int | None = None,
+    batch_flops: float | None = None,
     memory: Memory = _UNDECLARED,
 ) -> Workers:
     """Fit a pass to the cluster as `fit` does, waiting `options.wait_seconds` for nodes that it asks for and may come.
@@ -178,8 +184,8 @@ def preflight(
                 device,
                 workers,
                 decode_workers=decode_workers,
-                cpu_share=cpu_share,
-                most=most,
+                batches=batches,
+                batch_flops=batch_flops,
                 memory=memory,
             )
         except UnschedulableError:
@@ -194,15 +200,16 @@ def fit(
     workers: int | None,
     *,
     decode_workers: int | None = None,
-    cpu_share: float = 0.5,
-    most: int | None = None,
+    batches: int | None = None,
+    batch_flops: float | None = None,
     memory: Memory = _UNDECLARED,
 ) -> Workers:
     """Sizes for a cluster. Tasks take one CPU each; so that they always find one, actors reserve CPUs only where
     half are left (FACTS: actors that leave less than one whole CPU make Ray Data hang in silence).
 
-    Where `workers` says nothing there is an actor for each GPU, or for `cpu_share` of the CPUs, which the stages before
-    leave; and no more than `most`, which is how many find something to do.
+    Where `workers` says nothing there is an actor for each GPU or CPU, and no more than blocks: of `batches` at the
+    least, of about `batch_flops` floating point operations each, None for batches of frames. Actors and the tasks
+    before them then share the CPUs, so that whichever is slower has more of them.
     """
     if cluster.num_cpus < 1:
         raise UnschedulableError(
@@ -216,17 +223,21 @@ def fit(
             f"{workers} workers with one GPU each were asked for, the cluster has {cluster.num_gpus:g}; "
             "lower the number of workers or add GPU nodes"
         )
-    wanted = int(cluster.num_gpus) if on_gpu else max(1, math.floor(cluster.num_cpus * cpu_share))
-    if most is not None:
-        wanted = max(1, min(wanted, most))
+    wanted = int(cluster.num_gpus) if on_gpu else max(1, math.floor(cluster.num_cpus))
+    device = "cuda" if on_gpu else "cpu"
+    per_block = FRAME_BATCHES_PER_BLOCK if batch_flops is None else batches_per_block(device, batch_flops)
+    if batches is not None:
+        wanted = max(1, min(wanted, math.ceil(batches / per_block)))
     actors = _actors_in_memory(cluster, memory, workers or wanted, least=workers or 1)
     reserve = 1.0 if not on_gpu and cluster.num_cpus >= 4 and actors <= cluster.num_cpus / 2 else 0.0
     return Workers(
-        device="cuda" if on_gpu else "cpu",
+        device=device,
         actors=actors,
         actor_cpus=reserve,
         actor_gpus=1 if on_gpu else 0,
         tasks=decode_workers,
+        batches_per_block=per_block,
+        planners=None if on_gpu or batch_flops is None else math.ceil(actors / _ACTORS_PER_PLANNER),
         memory=memory,
     )
 
@@ -323,18 +334,18 @@ def _window_row(window: Window) -> pa.Table:
 def map_windows(
     dataset: ray.data.Dataset,
     stage: Callable[[pa.Table], Iterator[pa.Table]],
-    *,
-    batches_per_block: int,
-    memory_bytes: int,
+    workers: Workers,
 ) -> ray.data.Dataset:
     """Plan each window in a task of its own, and cut what it plans into blocks of a few batches."""
-    declared: dict[str, Any] = {"num_cpus": 1, "memory": memory_bytes}
-    planned = dataset.map_batches(stage, batch_size=None, batch_format="pyarrow", **declared)
-    blocks = planned.repartition(target_num_rows_per_block=batches_per_block)
+    declared: dict[str, Any] = {"num_cpus": 1, "memory": workers.memory.window_task}
+    planners = ray.data.TaskPoolStrategy(workers.planners)
+    planned = dataset.map_batches(stage, batch_size=None, batch_format="pyarrow", compute=planners, **declared)
+    blocks = planned.repartition(target_num_rows_per_block=workers.batches_per_block)
     repartition: Any = blocks._logical_plan.dag
     # Ray makes one task of the two only when both declare the same, and `repartition` takes no such arguments (2.60).
     # As a task of its own it would copy each window through the object store, and want a second CPU.
     repartition.ray_remote_args.update(declared)
+    object.__setattr__(repartition, "compute", planners)
     return blocks
 
 

@@ -73,6 +73,7 @@ def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Re
         config.ray.encode_workers,
         config.ray,
         decode_workers=config.ray.decode_workers,
+        batches=_least_batches(windows, config.encode.max_batch_items),
         memory=engine.Memory(
             window_task=memory.plan_bytes(config),
             block_task=memory.decode_bytes(context),
@@ -80,12 +81,7 @@ def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Re
         ),
     )
     rows = engine.windows_dataset(windows)
-    planned = engine.map_windows(
-        rows,
-        PlanEncodeWindow(context),
-        batches_per_block=engine.FRAME_BATCHES_PER_BLOCK,
-        memory_bytes=workers.memory.window_task,
-    )
+    planned = engine.map_windows(rows, PlanEncodeWindow(context), workers)
     decoded = engine.map_blocks(planned, DecodeBatches(context), workers)
     encoded = engine.map_actors(decoded, "pipeline.stages.encode:EncodeBatches", {"context": context}, workers)
     return engine.receipts(encoded)
@@ -103,18 +99,12 @@ def _prompt_pass(context: StageContext, windows: Sequence[Window], stage: str) -
         section.device,
         config.ray.generate_workers,
         config.ray,
-        cpu_share=1.0,
-        most=_most_batches(windows, section.max_batch_items),
+        batches=_least_batches(windows, section.max_batch_items),
+        batch_flops=2 * context.checked.parameters["language"] * section.max_batch_items * section.max_new_tokens,
         memory=engine.Memory(window_task=memory.prompt_bytes(), actor=memory.generate_bytes(context)),
     )
-    flops = 2 * context.checked.parameters["language"] * section.max_batch_items * section.max_new_tokens
     rows = engine.windows_dataset(windows)
-    prompted = engine.map_windows(
-        rows,
-        PlanPromptWindow(context),
-        batches_per_block=engine.batches_per_block(workers.device, flops),
-        memory_bytes=workers.memory.window_task,
-    )
+    prompted = engine.map_windows(rows, PlanPromptWindow(context), workers)
     return engine.receipts(engine.map_actors(prompted, stage, {"context": context}, workers))
 
 
@@ -150,26 +140,20 @@ def _text_pass(
         section.device,
         config.ray.pool_workers,
         config.ray,
-        cpu_share=1.0,
-        most=_most_batches(windows, section.max_batch_items),
+        batches=_least_batches(windows, section.max_batch_items),
+        batch_flops=2 * context.checked.parameters["text"] * (section.max_batch_tokens or TEXT_BATCH_TOKENS["cpu"]),
         memory=engine.Memory(window_task=memory.prompt_bytes(), actor=memory.pool_bytes(context)),
     )
     max_batch_tokens = section.max_batch_tokens or TEXT_BATCH_TOKENS[workers.device]
-    flops = 2 * context.checked.parameters["text"] * max_batch_tokens
     rows = engine.windows_dataset(windows)
-    planned = engine.map_windows(
-        rows,
-        plan(context, max_batch_tokens),
-        batches_per_block=engine.batches_per_block(workers.device, flops),
-        memory_bytes=workers.memory.window_task,
-    )
+    planned = engine.map_windows(rows, plan(context, max_batch_tokens), workers)
     if config.job == "embed_backfill" and read_frozen(context.folder).num_texts == 0:
         return engine.receipts(planned)  # no model need be loaded to embed nothing
     return engine.receipts(engine.map_actors(planned, stage, {"context": context}, workers))
 
 
-def _most_batches(windows: Sequence[Window], max_batch_items: int) -> int:
-    """No more are there at least: what is above their budget of tokens or memory makes more."""
+def _least_batches(windows: Sequence[Window], max_batch_items: int) -> int:
+    """How many batches there are at the least: budgets of tokens or memory make more."""
     return sum(-(-(window.stop - window.start) // max_batch_items) for window in windows)
 
 

@@ -15,19 +15,22 @@ def sizes(workers: Workers) -> tuple[str, int, float, float]:
 
 @pytest.mark.parametrize(
     ("num_cpus", "actors"),
-    [(1, 1), (2, 1), (3, 1), (4, 2), (16, 8), (64, 32)],
+    [(1, 1), (1.5, 1), (2, 2), (3, 3), (4, 4), (16, 16)],
 )
-def test_without_gpus_one_actor_for_every_two_cpus(num_cpus: int, actors: int) -> None:
-    reserved = 1 if num_cpus >= 4 else 0
-    assert sizes(fit(Cluster(num_cpus=num_cpus, num_gpus=0), "auto", None)) == ("cpu", actors, reserved, 0)
+def test_without_gpus_one_actor_for_every_cpu(num_cpus: float, actors: int) -> None:
+    assert sizes(fit(Cluster(num_cpus=num_cpus, num_gpus=0), "auto", None)) == ("cpu", actors, 0, 0)
 
 
-@pytest.mark.parametrize(("most", "actors"), [(None, 16), (40, 16), (3, 3), (0, 1)])
-def test_actors_with_nothing_before_them_take_every_cpu_that_finds_work(most: int | None, actors: int) -> None:
+@pytest.mark.parametrize(
+    ("batches", "flops", "actors"),
+    [(None, None, 16), (64, None, 16), (9, None, 3), (0, None, 1), (9, 1e13, 9), (9, 1e9, 2), (200, 1e9, 16)],
+)
+def test_no_more_actors_than_blocks(batches: int | None, flops: float | None, actors: int) -> None:
     cluster = Cluster(num_cpus=16, num_gpus=0)
-    assert sizes(fit(cluster, "cpu", None, cpu_share=1.0, most=most)) == ("cpu", actors, float(actors <= 8), 0)
-    assert fit(cluster, "cpu", 5, cpu_share=1.0, most=most).actors == 5  # as asked
-    assert fit(Cluster(num_cpus=16, num_gpus=4), "auto", None, most=most).actors == min(actors, 4)
+    fitted = fit(cluster, "cpu", None, batches=batches, batch_flops=flops)
+    assert sizes(fitted) == ("cpu", actors, float(actors <= 8), 0)
+    assert fit(cluster, "cpu", 5, batches=batches, batch_flops=flops).actors == 5  # as asked
+    assert fit(Cluster(num_cpus=16, num_gpus=4), "auto", None, batches=batches).actors <= 4
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,7 @@ def test_actors_with_nothing_before_them_take_every_cpu_that_finds_work(most: in
 )
 def test_a_block_is_about_a_second_of_work(device: str, flops: float, batches: int) -> None:
     assert batches_per_block(device, flops) == batches
+    assert fit(Cluster(num_cpus=2, num_gpus=1), device, None, batch_flops=flops).batches_per_block == batches
 
 
 @pytest.mark.parametrize("num_cpus", [1, 2, 4, 16, 64])
@@ -93,7 +97,7 @@ MB = 2**20
 NEEDS = Memory(window_task=700 * MB, block_task=500 * MB, actor=1_000 * MB)
 
 
-def with_memory(total_mb: float, largest_mb: float | None = None, num_cpus: int = 8, num_gpus: int = 0) -> Cluster:
+def with_memory(total_mb: float, largest_mb: float | None = None, num_cpus: int = 4, num_gpus: int = 0) -> Cluster:
     """A cluster whose memory is of one node, unless its largest is named."""
     largest = total_mb if largest_mb is None else largest_mb
     return Cluster(num_cpus=num_cpus, num_gpus=num_gpus, memory_bytes=total_mb * MB, largest_node_bytes=largest * MB)

@@ -35,10 +35,10 @@ def windows_dataset(windows: Iterable[Window]) -> Tables:
     return [pa.table({"index": [w.index], "start": [w.start], "stop": [w.stop]}) for w in windows]
 
 
-def map_windows(dataset: Tables, stage: Stage, *, batches_per_block: int, memory_bytes: int) -> Tables:
+def map_windows(dataset: Tables, stage: Stage, workers: engine.Workers) -> Tables:
     for planned in map_blocks(dataset, stage):
-        for start in range(0, planned.num_rows, batches_per_block):
-            yield planned.slice(start, batches_per_block)
+        for start in range(0, planned.num_rows, workers.batches_per_block):
+            yield planned.slice(start, workers.batches_per_block)
 
 
 def map_blocks(dataset: Tables, stage: Stage, workers: object = None) -> Tables:

@@ -10,7 +10,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import ray
 
 import pipeline
 from pipeline.config import Config
-from pipeline.engine import map_windows, parts_dataset, tables, windows_dataset
+from pipeline.engine import Cluster, Memory, fit, map_windows, parts_dataset, tables, windows_dataset
 from pipeline.errors import ConfigError, ManifestError
 from pipeline.planning.windows import Window
 from pipeline.sinks.parquet import PART_SCHEMA, write_part
@@ -202,13 +202,18 @@ def test_a_caller_s_rows_are_read_in_order(parts: Folder) -> None:
     assert not dataset.context.execution_options.preserve_order  # it was lent, not given
 
 
-def test_a_window_is_planned_and_cut_into_blocks_in_one_task(place: Path) -> None:
+@pytest.mark.parametrize(("flops", "planners"), [(None, None), (1e9, 1)])
+def test_a_window_is_planned_and_cut_into_blocks_in_one_task(
+    place: Path, flops: float | None, planners: int | None
+) -> None:
     def rows(window: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for _ in range(10):
             yield {"index": window["index"]}
 
     windows = windows_dataset([Window(index=0, start=0, stop=1)])
-    blocks = map_windows(windows, rows, batches_per_block=4, memory_bytes=2**20).materialize()
+    workers = fit(Cluster(num_cpus=2, num_gpus=0), "cpu", None, batch_flops=flops, memory=Memory(window_task=2**20))
+    assert workers.planners == planners
+    blocks = map_windows(windows, rows, replace(workers, batches_per_block=4)).materialize()
     assert blocks.num_blocks() == 3
     assert re.search(r"Operator 1 MapBatches\(rows\)->StreamingRepartition\[.*\]: 1 tasks", blocks.stats())
 
