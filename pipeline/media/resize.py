@@ -42,6 +42,7 @@ _CALLS: dict[str, Sequence[Any]] = {
 }
 
 
+@functools.cache
 def resize_backend(resample: Resample = "bicubic") -> str:
     """What resizes, with its version: a term of every feature key."""
     return f"torch-uint8-{resample}-antialias/{version('torch').split('+')[0]}"
@@ -50,7 +51,7 @@ def resize_backend(resample: Resample = "bicubic") -> str:
 def resize_frames(
     pixels: npt.NDArray[np.uint8], size: tuple[int, int], resample: Resample = "bicubic"
 ) -> npt.NDArray[np.uint8]:
-    """`uint8 (T, H, W, 3)` at `size` = (height, width); `pixels` itself when it has that size already.
+    """`uint8 (T, H, W, C)`, of 3 or 4 channels, at `size` = (height, width); `pixels` itself when it has that size.
 
     Bit-equal to `torchvision.transforms.v2.functional.resize(…, antialias=True)` on a uint8 CPU tensor, which calls the
     same uint8 kernel (`transforms/v2/functional/_geometry.py`, `resize_image`); channels-last skips its repacking.
@@ -59,7 +60,7 @@ def resize_frames(
         return pixels
     torch = _torch()
     frames = np.require(pixels, np.uint8, "C")
-    resized = np.empty((len(frames), *size, 3), np.uint8)
+    resized = np.empty((len(frames), *size, frames.shape[3]), np.uint8)
     torch.run_kernel(_KERNELS[resample], torch.tensor(frames), torch.list(size), 0, 0, 0, torch.tensor(resized))
     return resized
 
