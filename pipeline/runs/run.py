@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.runs.base import LATEST_ENDED_NAME, choose_base
+from pipeline.runs.listing import check_input
 from pipeline.runs.lock import RunLock, run_lock
 from pipeline.runs.manifest import (
     FROZEN_INDEX,
     FrozenManifest,
-    check_input,
     freeze_manifest,
     publish_manifest,
     stage_manifest,

@@ -13,8 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-# What makes a row of a file a request makes a row of a table one.
-from pipeline.runs.manifest import _COLUMNS, FROZEN_SCHEMA, _canonical, _check_columns, _frozen_row, _Place, _request
+from pipeline.runs.frozen_rows import FROZEN_SCHEMA, canonical, frozen_row
+from pipeline.runs.request_rows import COLUMNS, Place, check_columns, request_from_row
 from pipeline.storage import Folder
 
 _FOLDER = "_manifests"  # no run has such a name
@@ -33,7 +33,7 @@ def write_manifest(tables: Iterable[pa.Table], output: Folder, texts: Sequence[s
         with pq.ParquetWriter(file, FROZEN_SCHEMA, compression="zstd") as writer:
             for rows in _checked(tables, texts):
                 for row in rows:
-                    digest.update(_canonical(row))
+                    digest.update(canonical(row))
                 writer.write_table(pa.Table.from_pylist(rows, FROZEN_SCHEMA))
         name = f"{_FOLDER}/{digest.hexdigest()[:16]}.parquet"
         if not output.exists(name):
@@ -47,13 +47,13 @@ def _checked(tables: Iterable[pa.Table], texts: Sequence[str]) -> Iterator[list[
     """Rows of `FROZEN_SCHEMA`, some at a time."""
     start = 0
     for table in tables:
-        _check_columns(tuple(table.column_names), _place(start))
-        known = table.select([name for name in table.column_names if name in _COLUMNS])
+        check_columns(tuple(table.column_names), _place(start))
+        known = table.select([name for name in table.column_names if name in COLUMNS])
         for batch in known.to_batches(max_chunksize=_ROWS):
-            requests = (_request(row, i, _place(i), texts) for i, row in enumerate(batch.to_pylist(), start))
-            yield [_frozen_row(request) for request in requests]
+            requests = (request_from_row(row, i, _place(i), texts) for i, row in enumerate(batch.to_pylist(), start))
+            yield [frozen_row(request) for request in requests]
             start += batch.num_rows
 
 
-def _place(item_index: int) -> _Place:
-    return _Place(file="the table", row=item_index + 1, base=os.getcwd())
+def _place(item_index: int) -> Place:
+    return Place(file="the table", row=item_index + 1, base=os.getcwd())

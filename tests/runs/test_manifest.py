@@ -14,14 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipeline.errors import ConfigError, ManifestError
-from pipeline.runs.manifest import (
-    freeze_manifest,
-    publish_manifest,
-    read_frozen,
-    read_manifest,
-    read_range,
-    stage_manifest,
-)
+from pipeline.runs.listing import read_manifest
+from pipeline.runs.manifest import freeze_manifest, publish_manifest, read_frozen, read_range, stage_manifest
 from pipeline.schema import MediaItem, Request
 from pipeline.storage import Folder
 

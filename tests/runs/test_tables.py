@@ -10,7 +10,8 @@ import pyarrow as pa
 import pytest
 
 from pipeline.errors import ManifestError
-from pipeline.runs.manifest import read_manifest, stage_manifest
+from pipeline.runs.listing import read_manifest
+from pipeline.runs.manifest import stage_manifest
 from pipeline.runs.tables import write_manifest
 from pipeline.schema import MediaItem, Request
 from pipeline.storage import Folder

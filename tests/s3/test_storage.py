@@ -23,8 +23,9 @@ from pipeline.features.codec import encode_record
 from pipeline.features.store import FeatureStore
 from pipeline.media.source import FetchCounter, open_source, read_source, stat_source
 from pipeline.runs.ledger import Ledger
+from pipeline.runs.listing import read_manifest
 from pipeline.runs.lock import run_lock
-from pipeline.runs.manifest import freeze_manifest, publish_manifest, read_manifest, read_range, stage_manifest
+from pipeline.runs.manifest import freeze_manifest, publish_manifest, read_range, stage_manifest
 from pipeline.schema import MediaItem
 from pipeline.sinks.parquet import PART_SCHEMA, write_part
 from pipeline.storage import Folder
