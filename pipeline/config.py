@@ -70,9 +70,10 @@ class Sampling(Section):
 
 
 class Decode(Section):
-    """Reading and decoding. `resize: reference` equals the model's own processor."""
+    """Reading and decoding. `resize: reference` equals the model's own processor; `fast` has JPEGs scaled by their
+    decoder first."""
 
-    resize: Literal["reference"] = "reference"
+    resize: Literal["reference", "fast"] = "reference"
     max_inline_bytes: Positive = 256 * 1024
     io_threads: Positive = 8
 

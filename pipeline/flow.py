@@ -40,6 +40,7 @@ from pipeline.scratch import ACTORS_END_SECONDS, open_store, release, segments_t
 from pipeline.sinks.delivery import deliver, forget
 from pipeline.sinks.parquet import part_name
 from pipeline.stages import memory
+from pipeline.stages.carried import carried_items
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
 from pipeline.stages.encode_finish import finish_encode_window, forget_encode_window
@@ -49,7 +50,7 @@ from pipeline.stages.identity import CheckedModel
 from pipeline.stages.known_check import known_check
 from pipeline.stages.outcomes import encode_batch_receipts, remove_outcome
 from pipeline.stages.pool_finish import finish_pool_window
-from pipeline.stages.pool_plan import PlanTextWindow, carried_items
+from pipeline.stages.pool_plan import PlanTextWindow
 from pipeline.stages.prompt import PlanPromptWindow
 from pipeline.stages.prompt_vectors_finish import finish_prompt_vectors_window
 from pipeline.stages.rank_finish import finish_rank_window
@@ -331,7 +332,7 @@ class _Driver:
     def _base_url(self, checked: CheckedModel) -> str | None:
         """The run whose rows stand for what is unchanged; None without one, or when its vectors are of another kind."""
         base = self.run.base
-        if base is None or checked.vectors is None or checked.kind == "vision_language":
+        if base is None or checked.vectors is None:
             return None
         engine.run_task("pipeline.runs.base:index_base", self.run.folder, base)
         return base.url if goes_on(self.run.folder, base, dataclasses.asdict(checked.vectors)) else None
@@ -493,16 +494,17 @@ def _deliver(context: StageContext, window: int) -> None:
     carried = pa.array(carried_items(context, window) if context.base_url is not None else (), pa.int64())
     changed = part.filter(pc.invert(pc.is_in(part["item_index"], carried)))
     for delivery in waiting:
-        goes_on_from = context.base_url is not None and _is_delivered(context.base_url, delivery.ledger_name)
+        name = answering_pass(context).name
+        goes_on_from = context.base_url is not None and _is_delivered(context.base_url, name, delivery.ledger_name)
         deliver(delivery, changed if goes_on_from else part)
         ledger.record(delivery.ledger_name, window, {})
 
 
 @functools.lru_cache(maxsize=16)
-def _is_delivered(run_url: str, ledger_name: str) -> bool:
-    """True when the sink has all of a run that has ended."""
+def _is_delivered(run_url: str, name: PassName, ledger_name: str) -> bool:
+    """True when the sink has all of a run that has ended, whose rows were written by the pass `name`."""
     ledger = Ledger(Folder(run_url))
-    return set(ledger.windows("pool")) == set(ledger.windows(ledger_name))
+    return set(ledger.windows(name)) == set(ledger.windows(ledger_name))
 
 
 def _delete_vanished(context: StageContext, base: Folder) -> int:

@@ -104,6 +104,24 @@ def test_without_texts_no_model_of_texts_is_loaded(
         flow.run(configured(tmp_path, [*rows, {"id": "text", "text": "water"}], "demo:dual_encoder"))
 
 
+def test_jpegs_that_their_decoder_scales_have_features_of_their_own(tmp_path: Path) -> None:
+    rows = []
+    for number, format in enumerate(["jpeg", "jpeg", "jpeg", "png", "png"]):
+        noise = np.random.default_rng(number).integers(0, 256, (9, 12, 3), dtype=np.uint8)
+        path = tmp_path / f"{number}.{format}"
+        Image.fromarray(noise).resize((800, 600), Image.Resampling.BICUBIC).save(path, format)
+        rows.append({"id": path.name, "uri": str(path)})
+    vectors = []
+    for resize, encodes, reused in (("reference", 5, 0), ("fast", 3, 2)):
+        config = configured(tmp_path, rows, "demo:dual_encoder", decode={"resize": resize})
+        summary = flow.run(config)
+        assert (summary["encodes"], summary["features_reused"]) == (encodes, reused)
+        vectors.append(np.array(parts(config, summary)["vector"].to_pylist()))
+    cosines = (vectors[0] * vectors[1]).sum(axis=1)
+    assert (cosines > 0.995).all()
+    assert [bool((a == b).all()) for a, b in zip(*vectors, strict=True)] == [False, False, False, True, True]
+
+
 @pytest.mark.parametrize("family", FAMILIES)
 def test_images_clips_and_texts_of_one_space_equal_the_whole_model(
     tmp_path: Path, demo_media: Path, family: str

@@ -103,6 +103,39 @@ def test_only_the_difference_is_worked_on_and_the_result_is_a_full_runs(
     assert physical == Collection(name="things", dimensions=24, metric="cosine", version=physical[-8:]).physical
 
 
+def test_rows_of_a_vision_language_model_are_compared_whole(tmp_path: Path, media: list[dict[str, Any]]) -> None:
+    images = [row["uri"] for row in media if row["id"].startswith("image")][:6]
+    rows: list[dict[str, Any]] = [
+        *({"id": f"i{n}", "uri": uri} for n, uri in enumerate(images)),
+        {"id": "said", "uri": images[0], "text": "What is red?"},
+        {"id": "two", "images": images[:2]},
+        {"id": "turned", "images": images[2:4]},
+        {"id": "prompted", "uri": images[0], "prompt": "Is it large?"},
+        {"id": "words", "text": "a red circle"},
+        {"id": "same", "text": "a blue cross"},
+    ]
+    lance = {"lancedb": {"uri": str(tmp_path / "lance"), "collection": "things"}}
+    settings: dict[str, Any] = {"sinks": lance, "ray": {"first_window_items": 4, "window_items": 8}}
+    model = Path("demo:captioner")
+    assert run(tmp_path, rows, model, "first", **settings)["items_written"] == 12
+    # A question, the order of two pictures, a prompt and a text change, a picture vanishes, one is new.
+    changes: dict[str, dict[str, Any]] = {
+        "said": {"text": "What is blue?"},
+        "turned": {"images": images[3:1:-1]},
+        "prompted": {"prompt": "Is it small?"},
+        "words": {"text": "a green circle"},
+    }
+    again = [{**row, **changes.get(row["id"], {})} for row in rows if row["id"] != "i5"]
+    again.insert(3, {"id": "new", "uri": images[5]})
+    incremental = {"base": "latest", "delete_vanished": True}
+    summary = run(tmp_path, again, model, "second", incremental=incremental, **settings)
+    assert (summary["items_carried"], summary["items_vanished"], summary["encodes"]) == (7, 1, 0)
+    assert summary["items_written"] == 12 and list(summary["points"].values()) == [12]
+    full = {**settings, "store": {"path": str(tmp_path / "other")}, "sinks": {}}
+    assert run(tmp_path, again, model, "full", **full)["items_carried"] == 0
+    assert_same_parts(tmp_path, "second", "full")
+
+
 def test_another_model_takes_nothing_over_and_fills_another_table(tmp_path: Path) -> None:
     texts = [{"id": f"t{n}", "text": f"word {n}"} for n in range(20)]
     lance = {"lancedb": {"uri": str(tmp_path / "lance"), "collection": "things"}}

@@ -7,7 +7,8 @@
 | `sampling`       | other frames: the requested presentation times in seconds; empty for images                  |
 | `decode_backend` | decoders differ in rounding, colour conversion and chroma upsampling; with its version;      |
 |                  | of a page, also the size at which it is drawn before it is resized                           |
-| `resize_backend` | PIL and torchvision differ by up to 2 levels a pixel; with its version                       |
+| `resize_backend` | PIL and torchvision differ by up to 2 levels a pixel; with its version; for JPEGs whether    |
+|                  | their decoder has scaled them before                                                         |
 | `resized_size`   | other pixels, other grid: (height, width)                                                    |
 | `processor`      | digest of the processor's configuration: mean, std, patch and merge size, rescale factor     |
 | `weights`        | digest of tower *and* projector with their adapters, not of the language model               |

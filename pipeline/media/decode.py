@@ -22,16 +22,17 @@ def decode_media(
     resample: Resample = "bicubic",
     *,
     page: int | None = None,
+    dct_scaled: bool = False,
 ) -> Frames:
     """The planned frames of `file`, upright RGB, at `size` = (height, width), or as presented for None.
 
-    A page (from 0) of a PDF is one frame. Raises `ItemError` (stage `decode`): `truncated`, `corrupt`,
-    `unknown_format`, `unsupported_mode`, what `render_page` raises, and `wrong_frame_count` when `plan` was made for
-    another modality.
+    A page (from 0) of a PDF is one frame. `dct_scaled` is of JPEGs: see `decode_image`. Raises `ItemError` (stage
+    `decode`): `truncated`, `corrupt`, `unknown_format`, `unsupported_mode`, what `render_page` raises, and
+    `wrong_frame_count` when `plan` was made for another modality.
     """
     match probe.modality:
         case "image":
-            frames = decode_image(file, size, resample)
+            frames = decode_image(file, size, resample, dct_scaled=dct_scaled)
         case "video":
             frames = decode_video(file, plan, size, resample)
         case "page":

@@ -37,6 +37,8 @@ _TRANSPOSES = {
     7: Transpose.TRANSVERSE,
     8: Transpose.ROTATE_90,
 }
+# Of those, the ones after which width is height.
+SIDEWAYS = {Transpose.TRANSPOSE, Transpose.ROTATE_270, Transpose.TRANSVERSE, Transpose.ROTATE_90}
 
 
 def open_image(file: BinaryIO, format: str) -> Image:
@@ -62,6 +64,5 @@ def presented_transpose(image: Image) -> Transpose | None:
 
 def presented_size(image: Image) -> tuple[int, int]:
     """(width, height) after the EXIF orientation."""
-    sideways = {Transpose.TRANSPOSE, Transpose.ROTATE_270, Transpose.TRANSVERSE, Transpose.ROTATE_90}
     width, height = image.size
-    return (height, width) if presented_transpose(image) in sideways else (width, height)
+    return (height, width) if presented_transpose(image) in SIDEWAYS else (width, height)

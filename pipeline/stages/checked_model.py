@@ -49,6 +49,7 @@ def _checked_halves(config: Config, device: str) -> CheckedModel:
         processor=facts.processor_digest,
         placeholder=facts.placeholder_digest,
         precision=config.encode.dtype,
+        dct_scaled=config.decode.resize == "fast",
     )
     return CheckedModel(
         identity=identity,

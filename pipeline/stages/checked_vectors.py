@@ -55,6 +55,7 @@ def checked_vectors(config: Config) -> CheckedModel:
         placeholder="none",
         precision=config.encode.dtype,
         resample=facts.resample,
+        dct_scaled=config.decode.resize == "fast",
     )
     size = _record_size(facts.dimensions)
     media = VectorSpace(

@@ -70,8 +70,16 @@ class DecodeBatches:
             shard = self._known_shard(joined) if item.content is None else None
             if shard is not None:
                 return DecodedMedia(planned=joined, shard=shard, fetch_ms=fetch_ms), None
-            file, size, resample = io.BytesIO(data), item.geometry.resized_size, self.context.identity.resample
-            frames = decode_media(file, item.probe, item.requested, size, resample, page=item.media.page)
+            identity = self.context.identity
+            frames = decode_media(
+                io.BytesIO(data),
+                item.probe,
+                item.requested,
+                item.geometry.resized_size,
+                identity.resample,
+                page=item.media.page,
+                dct_scaled=identity.dct_scaled,
+            )
             if item.geometry.cropped_size is not None:
                 pixels = crop_frames(frames.pixels, item.geometry.cropped_size)
                 frames = Frames(pixels=pixels, pts_seconds=frames.pts_seconds)

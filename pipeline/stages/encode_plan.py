@@ -7,6 +7,7 @@ import hashlib
 import io
 import re
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -29,7 +30,7 @@ from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_from_json, receipt_to_json
 from pipeline.schema import MediaItem, Modality, Probe, Receipt, Request, ResourceVector, SamplePlan
 from pipeline.stages.context import StageContext
-from pipeline.stages.identity import check_content, media_content, page_source, sha256_content
+from pipeline.stages.identity import check_content, media_content, page_source, request_source, sha256_content
 from pipeline.stages.outcomes import count_codes, encode_batch_receipts, failure_row
 from pipeline.stages.rows import PlannedMedia, batch_table, receipt_row
 from pipeline.storage import Folder
@@ -233,10 +234,17 @@ class _WindowPlanner:
         """Where each is from; those that are unchanged since the run that this one goes on from."""
         with ThreadPoolExecutor(self.context.config.decode.io_threads) as pool:
             list(pool.map(_guarded(self._stat), candidates))
-        single = [c for c in candidates if len(c.request.media) == 1 and c.facts is not None and c.failure is None]
-        return self.context.unchanged(
-            {c.request.item_index: (c.request.tenant, c.request.id, c.facts.source_id) for c in single if c.facts}
-        )
+        found: dict[int, list[str]] = defaultdict(list)
+        for candidate in candidates:
+            if candidate.facts is not None and candidate.failure is None:
+                found[candidate.request.item_index].append(candidate.facts.source_id)
+        sources = {}
+        for request in {c.request.item_index: c.request for c in candidates}.values():
+            own = found[request.item_index]
+            if len(own) == len(request.media) and (self.context.embeds_prompts or len(own) == 1):
+                source_id = request_source(request, own) if self.context.embeds_prompts else own[0]
+                sources[request.item_index] = (request.tenant, request.id, source_id)
+        return self.context.unchanged(sources)
 
     def _probe(self, candidates: list[_Candidate]) -> None:
         store = self.context.store

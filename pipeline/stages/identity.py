@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -12,15 +12,18 @@ from pipeline.features.identity import FeatureKeyTerms, canonical_json
 from pipeline.media.backend import DECODE_BACKEND, PAGE_BACKEND
 from pipeline.media.resize import Resample, resize_backend
 from pipeline.planning.geometry import SizeRule
-from pipeline.schema import MediaItem, Modality, Probe, RecordSize, ScoreSpace, VectorSpaces
+from pipeline.schema import MediaItem, Modality, Probe, RecordSize, Request, ScoreSpace, VectorSpaces
 from pipeline.stages.rows import PlannedMedia
+
+_SCALED = "jpeg"  # the container whose decoder scales: `pipeline.media.image`
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EncoderIdentity:
     """The terms of a key that are the encoder's: digests of weights, processor configuration and placeholder layout.
 
-    `resample` is how frames are resized for it, which is a part of the resize back end.
+    `resample` is how frames are resized for it, and `dct_scaled` whether a JPEG's decoder does a part of it: parts of
+    the resize back end.
     """
 
     weights: str
@@ -28,10 +31,12 @@ class EncoderIdentity:
     placeholder: str
     precision: str
     resample: Resample = "bicubic"
+    dct_scaled: bool = False
 
     def digest(self) -> str:
         """16 hex digits over the terms."""
-        terms = [self.weights, self.processor, self.placeholder, self.precision, resize_backend(self.resample)]
+        resize = self._resize_backend(_SCALED)
+        terms = [self.weights, self.processor, self.placeholder, self.precision, resize]
         return hashlib.sha256(canonical_json(terms)).hexdigest()[:16]
 
     def key_terms(self, planned: PlannedMedia, content: str) -> FeatureKeyTerms:
@@ -41,13 +46,17 @@ class EncoderIdentity:
             content=content,
             sampling=planned.requested.pts_seconds if planned.probe.modality == "video" else (),
             decode_backend=_decode_backend(planned.probe),
-            resize_backend=resize_backend(self.resample),
+            resize_backend=self._resize_backend(planned.probe.container),
             resized_size=planned.geometry.resized_size,
             processor=self.processor,
             weights=self.weights,
             precision=self.precision,
             placeholder=self.placeholder,
         )
+
+    def _resize_backend(self, container: str) -> str:
+        scaled = "dct+" if self.dct_scaled and container == _SCALED else ""
+        return scaled + resize_backend(self.resample)
 
 
 def _decode_backend(probe: Probe) -> str:
@@ -88,6 +97,19 @@ def media_content(media: MediaItem, file_content: str) -> str:
 def page_source(media: MediaItem, source_id: str, dpi: float) -> str:
     """The source id of `media`, whose file has `source_id`: what was probed of one page, at one size, is no other's."""
     return source_id if media.page is None else f"{source_id}#page={media.page + 1}&dpi={dpi:g}"
+
+
+def request_source(request: Request, media_sources: Sequence[str]) -> str:
+    """The source id of all that a row says; `media_sources` are its media's, in order.
+
+    Of a row that is one media item and nothing else it is that one's, of a row that is a text the text's hash.
+    """
+    said = [request.text, request.prompt, request.messages]
+    if said == [None, None, None] and len(media_sources) == 1:
+        return media_sources[0]
+    if request.text is not None and said[1:] == [None, None] and not media_sources:
+        return sha256_content(request.text.encode())
+    return sha256_content(canonical_json([list(media_sources), *said]))
 
 
 def check_content(media: MediaItem, expected: str | None, found: str) -> None:

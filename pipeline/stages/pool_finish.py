@@ -15,17 +15,16 @@ from pipeline.errors import ItemError
 from pipeline.features.codec import FeatureRecord
 from pipeline.planning.windows import Window
 from pipeline.pooling.frames import pool_frames
-from pipeline.runs.base import read_rows
 from pipeline.runs.manifest import read_range
 from pipeline.schema import Request
 from pipeline.sinks.vectors import vector_schema
+from pipeline.stages.carried import carried_rows
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODED_SCHEMA, read_encoded
 from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.outcomes import failure_row, read_outcomes
-from pipeline.stages.pool_plan import carried_items, pool_plan_name, read_chunks
+from pipeline.stages.pool_plan import pool_plan_name, read_chunks
 from pipeline.stages.publish import publish_window, reused_items, summed_times
-from pipeline.storage import Folder
 
 _ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
 _TIMINGS_SCHEMA = pa.schema(
@@ -62,10 +61,10 @@ def finish_pool_window(context: StageContext, window: Window) -> dict[str, Any]:
     items = _gather(context, window)
     vectors = _media_vectors(context, items)
     sources = _sources(context, window)
-    carried = _carried_rows(context, window)
+    carried = carried_rows(context, window.index)
     schema = part_schema(context)
     rows = [
-        {**carried[r.item_index], "item_index": r.item_index}
+        carried[r.item_index]
         if r.item_index in carried
         else _part_row(dict.fromkeys(schema.names), r, items[r.item_index], vectors.get(r.item_index), sources)
         for r in requests
@@ -81,19 +80,6 @@ def finish_pool_window(context: StageContext, window: Window) -> dict[str, Any]:
         timings=pa.Table.from_pylist(timings, _TIMINGS_SCHEMA),
         reused={*carried, *reused_items({index: item.media for index, item in items.items()})},
     )
-
-
-def _carried_rows(context: StageContext, window: Window) -> dict[int, dict[str, Any]]:
-    """Item → its row in the run that this one goes on from."""
-    by_part: dict[int, list[tuple[int, int]]] = defaultdict(list)
-    for item, place in carried_items(context, window.index).items():
-        by_part[place.window].append((item, place.row))
-    rows: dict[int, dict[str, Any]] = {}
-    for part, pairs in by_part.items():
-        assert context.base_url is not None
-        table = read_rows(Folder(context.base_url), part, [row for _, row in pairs])
-        rows.update(zip((item for item, _ in pairs), table.to_pylist(), strict=True))
-    return rows
 
 
 def _gather(context: StageContext, window: Window) -> dict[int, _Item]:

@@ -14,7 +14,6 @@ import pyarrow.parquet as pq
 
 from pipeline.language.batching import plan_text_batches
 from pipeline.planning.windows import Window
-from pipeline.runs.base import Place
 from pipeline.runs.receipts import receipt_to_json
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import pool_batch_receipts
@@ -105,12 +104,6 @@ class PlanTextWindow:
             "carried": {str(item): [place.window, place.row] for item, place in found.carried.items()},
             "receipt": receipt_to_json(receipt),
         }
-
-
-def carried_items(context: StageContext, window: int) -> dict[int, Place]:
-    """Items of the window whose rows are those of the run that this one goes on from."""
-    carried = context.folder.read_json(pool_plan_name(window)).get("carried", {})
-    return {int(item): Place(window=place[0], row=place[1]) for item, place in carried.items()}
 
 
 def chunks_name(window: int) -> str:

@@ -16,11 +16,14 @@ from pipeline.errors import ItemError
 from pipeline.language.batching import plan_language_batches
 from pipeline.language.prompt import PromptWriter, chat_messages, item_seed
 from pipeline.planning.windows import Window
+from pipeline.runs.base import Place
 from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
+from pipeline.stages.encode_plan import load_plan
+from pipeline.stages.identity import request_source
 from pipeline.stages.outcomes import failure_row, generate_batch_receipts
 from pipeline.stages.planned import batches_schema, plan_receipt, rows_to_do
 
@@ -56,10 +59,12 @@ class PlanPromptWindow:
 
     def _rows(self, window: Window) -> pa.Table:
         started = time.perf_counter()
-        items, failures = self._prompts(window)
+        requests = read_range(self.context.folder, window.start, window.stop)
+        carried = self._carried(window, requests)
+        items, failures = self._prompts(window, [request for request in requests if request.item_index not in carried])
         folder, name = self.context.folder, prompt_plan_name(window.index)
         if not folder.exists(name):
-            folder.write_json(name, self._plan(window, items, failures, started))
+            folder.write_json(name, self._plan(window, items, failures, carried, started))
         plan = folder.read_json(name)
         work = rows_to_do(
             window,
@@ -69,7 +74,18 @@ class PlanPromptWindow:
         )
         return pa.Table.from_pylist(list(work), PROMPT_SCHEMA)
 
-    def _prompts(self, window: Window) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
+    def _carried(self, window: Window, requests: list[Request]) -> dict[int, Place]:
+        """Unchanged since the run that this one goes on from: with media as the encode pass found it, here of texts."""
+        if self.context.base_url is None:
+            return {}
+        plan = load_plan(self.context, window)
+        texts = [request for request in requests if not request.media]
+        own = {r.item_index: (r.tenant, r.id, request_source(r, ())) for r in texts}
+        return {**(plan.carried if plan else {}), **self.context.unchanged(own)}
+
+    def _prompts(
+        self, window: Window, requests: list[Request]
+    ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
         """`items` by index, and failure rows of what cannot be asked."""
         encoded: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for row in read_encoded(self.context, window).to_pylist():
@@ -82,7 +98,7 @@ class PlanPromptWindow:
         )
         items: dict[int, dict[str, Any]] = {}
         failures: list[dict[str, Any]] = []
-        for request in read_range(self.context.folder, window.start, window.stop):
+        for request in requests:
             media = encoded[request.item_index]
             if any(row["code"] for row in media):
                 continue
@@ -118,7 +134,12 @@ class PlanPromptWindow:
         }
 
     def _plan(
-        self, window: Window, items: dict[int, dict[str, Any]], failures: list[dict[str, Any]], started: float
+        self,
+        window: Window,
+        items: dict[int, dict[str, Any]],
+        failures: list[dict[str, Any]],
+        carried: dict[int, Place],
+        started: float,
     ) -> dict[str, Any]:
         generate = self.context.config.generate
         order = sorted(items)
@@ -139,8 +160,13 @@ class PlanPromptWindow:
             "prompt",
             window,
             [batch["digest"] for batch in planned],
-            counts={"items": len(items) + len(failures)},
+            counts={"items": len(items) + len(failures) + len(carried), "items_carried": len(carried)},
             seconds=time.perf_counter() - started,
             failures=failures,
         )
-        return {"batches": planned, "failures": failures, "receipt": receipt_to_json(receipt)}
+        return {
+            "batches": planned,
+            "failures": failures,
+            "carried": {str(item): [place.window, place.row] for item, place in carried.items()},
+            "receipt": receipt_to_json(receipt),
+        }

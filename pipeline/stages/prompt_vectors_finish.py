@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import numpy as np
@@ -11,11 +12,12 @@ from pipeline.errors import ItemError
 from pipeline.planning.windows import Window
 from pipeline.runs.manifest import read_range
 from pipeline.schema import Request
+from pipeline.stages.carried import carried_rows
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODED_SCHEMA
 from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.generate_finish import gather
-from pipeline.stages.identity import sha256_content
+from pipeline.stages.identity import request_source
 from pipeline.stages.outcomes import PROMPT_VECTOR_OUTCOME, failure_row
 from pipeline.stages.pool_finish import part_schema
 from pipeline.stages.publish import publish_window, reused_items, summed_times
@@ -39,10 +41,18 @@ def finish_prompt_vectors_window(context: StageContext, window: Window) -> dict[
             error = ItemError("generate", "not_finite", "the model made a vector of it that holds NaN or infinity")
             failures[index].append(failure_row(index, None, error))
     plan = load_plan(context, window)
-    sources = {} if plan is None else {each.item_index: each.source_id for each in plan.media}
+    sources: dict[int, list[str]] = defaultdict(list)
+    for each in sorted(plan.media, key=lambda planned: planned.media_index) if plan else ():
+        sources[each.item_index].append(each.source_id)
     schema = part_schema(context)
+    carried = carried_rows(context, window.index)
     rows = [
-        _part_row(dict.fromkeys(schema.names), r, media[r.item_index], vectors, failures, sources) for r in requests
+        carried[r.item_index]
+        if r.item_index in carried
+        else _part_row(
+            dict.fromkeys(schema.names), r, media[r.item_index], vectors, failures, _source(r, sources[r.item_index])
+        )
+        for r in requests
     ]
     timings = [_timing_row(r.item_index, media[r.item_index], vectors.get(r.item_index)) for r in requests]
     return publish_window(
@@ -53,8 +63,14 @@ def finish_prompt_vectors_window(context: StageContext, window: Window) -> dict[
         schema=schema,
         failures=failures,
         timings=pa.Table.from_pylist(timings, _TIMINGS_SCHEMA),
-        reused=reused_items(media),
+        reused={*carried, *reused_items(media)},
     )
+
+
+def _source(request: Request, media_sources: list[str]) -> str | None:
+    """None where not all is known: an item's media that failed, or nothing to embed."""
+    said = request.media or request.text is not None or request.prompt is not None or request.messages is not None
+    return request_source(request, media_sources) if said and len(media_sources) == len(request.media) else None
 
 
 def _part_row(
@@ -63,11 +79,10 @@ def _part_row(
     media: list[dict[str, Any]],
     vectors: dict[int, dict[str, Any]],
     failures: dict[int, list[dict[str, Any]]],
-    sources: dict[int, str],
+    source_id: str | None,
 ) -> dict[str, Any]:
     index = request.item_index
     first = request.media[0] if request.media else None
-    own = None if request.text is None else sha256_content(request.text.encode())
     row.update(
         item_index=index,
         id=request.id,
@@ -76,7 +91,7 @@ def _part_row(
         page=None if first is None else first.page,
         tenant=request.tenant,
         text=request.text,
-        source_id=own if first is None else sources.get(index),
+        source_id=source_id,
     )
     if failures.get(index):
         row.update(status="quarantined", code=failures[index][0]["code"], message=failures[index][0]["message"])

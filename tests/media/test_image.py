@@ -143,3 +143,55 @@ def test_text_is_no_image():
     with pytest.raises(ItemError) as caught:
         decode_image(b"BM, he said, and left the room without another word.", None)
     assert (caught.value.stage, caught.value.code) == ("decode", "unknown_format")
+
+
+def photograph(width: int, height: int) -> Image.Image:
+    """Smooth with some grain, as cameras take them."""
+    noise = np.random.default_rng(7).integers(0, 256, (height // 16, width // 16, 3), dtype=np.uint8)
+    large = np.asarray(Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC)).astype(int)
+    grain = np.random.default_rng(8).integers(-6, 7, large.shape)
+    return Image.fromarray((large + grain).clip(0, 255).astype(np.uint8))
+
+
+def difference(found: np.ndarray, expected: np.ndarray) -> float:
+    """Root of the mean square, in levels."""
+    assert found.shape == expected.shape and found.dtype == np.uint8
+    return float(np.sqrt(((found.astype(float) - expected) ** 2).mean()))
+
+
+@pytest.mark.parametrize(("size", "scaled"), [((150, 200), True), ((290, 390), True), ((301, 401), False)])
+@pytest.mark.parametrize("orientation", [None, 6, 7])
+def test_a_jpegs_decoder_scales_when_asked_and_not_below_the_size(
+    size: tuple[int, int], scaled: bool, orientation: int | None
+) -> None:
+    image = photograph(800, 600)
+    exif = Image.Exif()
+    if orientation is not None:
+        exif[0x0112] = orientation
+        size = size[::-1]
+    data = saved(image, "JPEG", quality=90, exif=exif)
+    reference, fast = (decode_image(data, size, dct_scaled=flag).pixels for flag in (False, True))
+    assert fast.shape == (1, *size, 3)
+    assert (difference(fast, reference) > 0) is scaled
+    assert difference(fast, reference) < 2.0
+    # What is lost is little beside what a nearest-neighbour resize would lose.
+    upright = ImageOps.exif_transpose(Image.open(io.BytesIO(data)))
+    nearest = np.asarray(upright.resize(size[::-1], Image.Resampling.NEAREST))[np.newaxis]
+    assert difference(fast, reference) < 0.5 * difference(nearest, reference)
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
+def test_other_decoders_do_not_scale(format: str) -> None:
+    data = saved(photograph(800, 600), format)
+    assert np.array_equal(decode_image(data, (75, 100), dct_scaled=True).pixels, decode_image(data, (75, 100)).pixels)
+
+
+def test_a_cmyk_jpeg_is_scaled_too() -> None:
+    data = saved(photograph(800, 600).convert("CMYK"), "JPEG", quality=90)
+    assert difference(decode_image(data, (150, 200), dct_scaled=True).pixels, decode_image(data, (150, 200)).pixels) < 2
+
+
+def test_a_truncated_jpeg_is_named_when_scaled() -> None:
+    data = saved(photograph(800, 600), "JPEG", quality=90)
+    with pytest.raises(ItemError, match="truncated"):
+        decode_image(data[: len(data) // 2], (75, 100), dct_scaled=True)

@@ -65,6 +65,18 @@ def test_each_page_has_a_key_of_its_own_that_names_what_draws() -> None:
     assert IDENTITY.key_terms(image, "sha256:x").decode_backend == DECODE_BACKEND
 
 
+def test_the_keys_of_jpegs_say_whether_their_decoder_scaled() -> None:
+    fast = dataclasses.replace(IDENTITY, dct_scaled=True)
+    plain = planned(None)
+    for container, same in (("jpeg", False), ("png", True), ("mp4", True)):
+        modality = "video" if container == "mp4" else "image"
+        probe = dataclasses.replace(plain.probe, modality=modality, container=container)
+        item = dataclasses.replace(plain, probe=probe)
+        keys = {identity.key_terms(item, "sha256:x").digest() for identity in (IDENTITY, fast)}
+        assert len(keys) == (1 if same else 2)
+    assert fast.digest() != IDENTITY.digest()  # of vectors, which are of one space only if they are made alike
+
+
 def test_captioning_quarantines_pages_and_documents_by_name(
     tmp_path: Path, make_config: Callable[..., Config], write_manifest: Callable[..., Path]
 ) -> None:
