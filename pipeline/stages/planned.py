@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
@@ -30,6 +31,11 @@ def batches_schema(item: Sequence[tuple[str, pa.DataType]], *more: tuple[str, pa
 def _batch_row(window: Window, batch: int, digest: str) -> dict[str, Any]:
     """A row without items or receipt yet; the plan's own is batch -1."""
     return {"window": window.index, "batch": batch, "digest": digest, "items": []}
+
+
+def batch_digest(window: Window, number: int, terms: Sequence[Any]) -> str:
+    """16 hex digits over a batch's place and what is in it: what tells a batch of one plan from that of another."""
+    return hashlib.sha256(json.dumps([window.index, number, terms]).encode()).hexdigest()[:16]
 
 
 def rows_to_do(

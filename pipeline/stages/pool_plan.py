@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +15,7 @@ from pipeline.planning.windows import Window
 from pipeline.runs.receipts import receipt_to_json
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import pool_batch_receipts
-from pipeline.stages.planned import batches_schema, plan_receipt, rows_to_do
+from pipeline.stages.planned import batch_digest, batches_schema, plan_receipt, rows_to_do
 from pipeline.stages.texts import Piece, WindowTexts, read_texts
 
 TEXT_SCHEMA = batches_schema(
@@ -83,8 +81,7 @@ class PlanTextWindow:
         planned: list[dict[str, Any]] = []
         for number, positions in enumerate(batches):
             terms = [[pieces[p]["item_index"], pieces[p]["part"], pieces[p]["input_ids"]] for p in positions]
-            digest = hashlib.sha256(json.dumps([window.index, number, terms]).encode()).hexdigest()[:16]
-            planned.append({"digest": digest, "pieces": positions})
+            planned.append({"digest": batch_digest(window, number, terms), "pieces": positions})
         receipt = plan_receipt(
             "tokenize",
             window,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from pipeline.stages.encode_finish import read_encoded
 from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.identity import request_source
 from pipeline.stages.outcomes import failure_row, generate_batch_receipts
-from pipeline.stages.planned import batches_schema, plan_receipt, rows_to_do
+from pipeline.stages.planned import batch_digest, batches_schema, plan_receipt, rows_to_do
 
 PROMPT_SCHEMA = batches_schema(
     [
@@ -154,8 +152,7 @@ class PlanPromptWindow:
         for number, positions in enumerate(batches):
             chosen = [order[position] for position in positions]
             terms = [[index, items[index]["input_ids"]] for index in chosen]
-            digest = hashlib.sha256(json.dumps([window.index, number, terms]).encode()).hexdigest()[:16]
-            planned.append({"digest": digest, "items": chosen})
+            planned.append({"digest": batch_digest(window, number, terms), "items": chosen})
         receipt = plan_receipt(
             "prompt",
             window,

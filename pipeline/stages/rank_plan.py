@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +17,7 @@ from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import failure_row, pool_batch_receipts
-from pipeline.stages.planned import batches_schema, plan_receipt, rows_to_do
+from pipeline.stages.planned import batch_digest, batches_schema, plan_receipt, rows_to_do
 from pipeline.stages.pool_plan import pool_plan_name
 
 if TYPE_CHECKING:
@@ -110,8 +108,7 @@ class PlanPairsWindow:
             terms = [
                 [*place, tokenized[p.request][p.document].input_ids] for place, p in zip(places, pairs, strict=True)
             ]
-            digest = hashlib.sha256(json.dumps([window.index, number, terms]).encode()).hexdigest()[:16]
-            planned.append({"digest": digest, "pairs": places})
+            planned.append({"digest": batch_digest(window, number, terms), "pairs": places})
         receipt = plan_receipt(
             "tokenize",
             window,

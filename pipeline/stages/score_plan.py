@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import failure_row, pool_batch_receipts
-from pipeline.stages.planned import batches_schema, plan_receipt, rows_to_do
+from pipeline.stages.planned import batch_digest, batches_schema, plan_receipt, rows_to_do
 from pipeline.stages.pool_plan import pool_plan_name
 
 if TYPE_CHECKING:
@@ -113,8 +111,7 @@ class PlanScoresWindow:
         for number, positions in enumerate(batches):
             items = [indices[position] for position in positions]
             terms = [[index, tokenized[index].input_ids] for index in items]
-            digest = hashlib.sha256(json.dumps([window.index, number, terms]).encode()).hexdigest()[:16]
-            planned.append({"digest": digest, "items": items})
+            planned.append({"digest": batch_digest(window, number, terms), "items": items})
         receipt = plan_receipt(
             "tokenize",
             window,

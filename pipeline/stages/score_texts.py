@@ -5,29 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pipeline.models.reranker import Scorer, TokenizedText
-from pipeline.stages.computing import TextBatches
-from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import TEXT_SCORE_OUTCOME
+from pipeline.stages.scoring import ScoringBatches, tokenized
 
 
-class ScoreTexts(TextBatches):
+class ScoreTexts(ScoringBatches):
     """Stage, one an accelerator: batches (`SCORED_TEXT_SCHEMA`) → rows of `RECEIPT_SCHEMA`."""
 
     counted = "texts_scored"
-    timed = "score"
     outcome = TEXT_SCORE_OUTCOME
 
-    def __init__(self, context: StageContext, device: str) -> None:
-        super().__init__(context, device)
-        section = context.config.text
-        self.scorer = Scorer(context.scorer, dtype=section.dtype, device=device, attention=section.attention)
-
     def _work(self, items: Sequence[dict[str, Any]]) -> Sequence[Any]:
-        texts = [TokenizedText(input_ids=item["input_ids"], type_ids=item["type_ids"]) for item in items]
         if self.context.config.score.per_token:
-            return self.scorer.score_tokens(texts)
-        return [scores.reshape(-1) for scores in self.scorer.score(texts)]
+            return self.scorer.score_tokens(tokenized(items))
+        return [scores.reshape(-1) for scores in self.scorer.score(tokenized(items))]
 
     def _row(self, item: dict[str, Any], result: Any, share_ms: float) -> dict[str, Any]:
         row = {"item_index": item["item_index"], "scores": None, "tokens": None, "text_score_ms": share_ms}
