@@ -41,8 +41,9 @@ _BLOCK_SECONDS = 1.0
 _FLOPS_PER_SECOND = {"cpu": 5e10, "cuda": 5e13}  # of one core, of one accelerator; the order of magnitude counts
 # What a task makes goes into blocks of this size, or of one row: of Ray's own 128 MB a task would hold two rows more.
 _BLOCK_BYTES = 32 * 2**20
-# Windows of prompts or texts are planned in a twentieth of the time that a CPU takes to compute them, by processes that
-# load transformers first: with as many as there are CPUs, here two, actors had their models after 13 s instead of 9.
+# Windows of prompts or texts are planned in a quarter (prompts, the demo's tiny model) to a fortieth (texts, MiniLM) of
+# the time that a CPU takes to compute them, by processes that load transformers first: with as many as there are CPUs,
+# here two, actors had their models after 13 s instead of 9.
 _ACTORS_PER_PLANNER = 4
 # Ray gives a worker that has done one stage's task another stage's, but not one with an environment of its own: so a
 # worker that decodes has not planned 4,096 items before (180 MB of its own, measured, against 240).

@@ -493,8 +493,8 @@ def _deliver(context: StageContext, window: int) -> None:
         part = pq.read_table(file)
     carried = pa.array(carried_items(context, window) if context.base_url is not None else (), pa.int64())
     changed = part.filter(pc.invert(pc.is_in(part["item_index"], carried)))
+    name = answering_pass(context).name
     for delivery in waiting:
-        name = answering_pass(context).name
         goes_on_from = context.base_url is not None and _is_delivered(context.base_url, name, delivery.ledger_name)
         deliver(delivery, changed if goes_on_from else part)
         ledger.record(delivery.ledger_name, window, {})
