@@ -110,7 +110,7 @@ class Driver:
         return [int(entry) for entry in entries if self._is_ours(entry) and title in _title(entry)]
 
     def close(self) -> None:
-        """Nothing that it started may outlive it by more than `_RAY_SECONDS`; ends whatever does, and what is running."""
+        """End what runs. Nothing that it started may outlive it by more than `_RAY_SECONDS`."""
         try:
             if self._ended is not None:
                 self._assert_gone((), self._ended + _RAY_SECONDS)
