@@ -166,6 +166,8 @@ class Catalogue:
 
     def find(self, keys: Sequence[str]) -> dict[str, str]:
         """Key → shard id for those that are listed; the newest shard wins."""
+        if not len(self._keys):  # a first run asks once an item
+            return {}
         rows = _matches(self._keys, keys)
         shards = np.searchsorted(self._ends, rows, side="right")
         return {self._keys[int(row)].as_py(): self._shard_ids[int(n)] for row, n in zip(rows, shards, strict=True)}

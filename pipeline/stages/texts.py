@@ -118,6 +118,8 @@ class _RowTexts:
                 text = self._text(request)
                 if text is not None:
                     texts[request.item_index] = text
+        if not texts:
+            return  # importing what tokenizes takes seconds
         # All at once: one by one they cost several times as much.
         ids = self.context.text_side.tokenize(list(texts.values()))
         for (index, text), input_ids in zip(texts.items(), ids, strict=True):

@@ -1,4 +1,5 @@
 import io
+from typing import Any
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ from media_files import make_image, picture
 from PIL import Image, ImageOps
 
 from pipeline.errors import ItemError
-from pipeline.media.image import decode_image
+from pipeline.media.image import _jpeg_pixels, decode_image
 from pipeline.media.probe import probe_media
 from pipeline.media.resize import resize_frames
 
@@ -195,3 +196,41 @@ def test_a_truncated_jpeg_is_named_when_scaled() -> None:
     data = saved(photograph(800, 600), "JPEG", quality=90)
     with pytest.raises(ItemError, match="truncated"):
         decode_image(data[: len(data) // 2], (75, 100), dct_scaled=True)
+
+
+@pytest.mark.parametrize("subsampling", ["4:4:4", "4:2:2", "4:2:0"])
+@pytest.mark.parametrize("size", [(1, 1), (17, 33), (640, 479)])
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_rows": 1}, {"keep_rgb": True}])
+def test_a_jpeg_that_skips_pillow_has_its_pixels(
+    subsampling: str, size: tuple[int, int], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if options == {"keep_rgb": True}:
+        subsampling = "4:4:4"  # of RGB nothing is subsampled
+    noise = np.random.default_rng(3).integers(0, 256, (size[0] // 8 + 1, size[1] // 8 + 1, 3), dtype=np.uint8)
+    image = Image.fromarray(noise).resize(size[::-1], Image.Resampling.BICUBIC)
+    data = saved(image, "JPEG", quality=83, subsampling=subsampling, **options)
+    expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
+    assert np.array_equal(only_frame(data), expected)
+    assert np.array_equal(decode_image(Unbuffered(data), None).pixels[0], expected)
+
+
+class Unbuffered(io.BufferedReader):
+    """A file whose bytes are not in memory."""
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(io.BytesIO(data))  # type: ignore[arg-type]
+
+
+def test_a_jpeg_with_a_fault_that_pillow_forgives_is_decoded() -> None:
+    data = saved(photograph(160, 120), "JPEG", quality=90)
+    scan = data.index(b"\xff\xda")
+    faulty = data[:scan] + b"\0\0\0" + data[scan:]  # bytes that belong to nothing
+    assert _jpeg_pixels(io.BytesIO(faulty), (160, 120)) is None
+    assert np.array_equal(only_frame(faulty), np.asarray(Image.open(io.BytesIO(faulty)).convert("RGB")))
+
+
+def test_a_jpeg_of_another_size_than_was_admitted_is_left_to_pillow() -> None:
+    data = saved(photograph(160, 120), "JPEG")
+    assert _jpeg_pixels(io.BytesIO(data), (160, 120)) is not None
+    assert _jpeg_pixels(io.BytesIO(data), (120, 160)) is None
