@@ -30,7 +30,7 @@ from pipeline.storage import Folder
 from tests.ray.conftest import files
 
 pytestmark = [
-    pytest.mark.timeout(120),
+    pytest.mark.timeout(300),
     pytest.mark.filterwarnings(r"ignore::DeprecationWarning:ray\."),  # of its own options, which it sets itself
 ]
 README = Path(__file__).parents[2] / "README.md"

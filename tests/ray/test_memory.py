@@ -17,7 +17,7 @@ import pytest
 from tests.media.media_files import Recipe, make_video
 from tests.ray.conftest import ROOT
 
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(400)
 MB = 2**20
 NUM_CLIPS, BATCH_CLIPS = 320, 16
 CLIP_BYTES = 16 * 160 * 128 * 3  # 16 frames, the size that the demo's processor leaves as it is

@@ -13,7 +13,7 @@ from pipeline.sinks.lancedb import LanceDBSink
 from tests.s3.conftest import S3
 from tests.sinks.sample_points import documents, keys, make_collection, nearest, vector
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 
 
 def sink_at(url: str) -> LanceDBSink:

@@ -24,7 +24,7 @@ from tests.s3.gateway import Gateway
 from tests.s3.proxy import KINDS, FaultyProxy
 from tests.stages.line import Line
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(400)
 FEW = {"images": 6, "videos": 3, "seed": 31}
 MORE = {"images": 12, "videos": 6, "seed": 31}
 DEMO = {"images": 36, "videos": 24, "seed": 7}

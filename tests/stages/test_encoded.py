@@ -19,7 +19,6 @@ IMAGE_GRID, IMAGE_TOKENS = [1, 4, 6], 4 * 6 // 4
 CLIP_GRID, CLIP_TOKENS = [2, 4, 6], 2 * 4 * 6 // 4
 
 
-@pytest.mark.timeout(60)
 def test_a_row_a_media_item_and_a_row_a_failure(
     tmp_path: Path, make_config: Callable[..., Config], write_manifest: Callable[..., Path]
 ) -> None:

@@ -107,7 +107,6 @@ def as_manifest(requests: list[tuple[list[Path], str]]) -> list[dict[str, Any]]:
     ]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("max_batch_items", [1, 3, 32])
 def test_ids_equal_generate_from_pixels(
     plain: tuple[Any, Any],

@@ -34,7 +34,6 @@ def reference_ids(checkpoint: Path, requests: list[tuple[list[Path], str]]) -> l
     return answers
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_ids_equal_generate_from_pixels(
     family: str,

@@ -41,7 +41,6 @@ def encode_batches(context: StageContext, window: Window, stop: int | None = Non
     encoder.writer.close()
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("family", ["demo", *FAMILIES])
 def test_no_record_is_larger_than_was_said(
     family: str, demo_media: Path, make_config: Callable[..., Config], tmp_path: Path
