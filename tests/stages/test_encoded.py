@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from pipeline.config import Config
 from pipeline.stages.encoded import FEATURES_SCHEMA, DescribeEncoded
