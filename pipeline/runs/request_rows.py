@@ -14,6 +14,7 @@ import functools
 import json
 import posixpath
 import re
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
@@ -32,6 +33,7 @@ _URI_COLUMNS: dict[str, Modality | None] = {
     "videos": "video",
 }
 _SINGLE_MEDIA_COLUMNS = ("modality", "version", "sha256")
+_DATA = "data:"  # of a uri that brings its bytes, in any case of letters
 _MEDIA_COLUMNS = ("media", "data", *_URI_COLUMNS)
 TEXT_COLUMNS = ("text", "query", "documents")
 COLUMNS = ("id", *_MEDIA_COLUMNS, "prompt", "messages", "tenant", *_SINGLE_MEDIA_COLUMNS, *TEXT_COLUMNS)
@@ -206,6 +208,8 @@ def _media_by_column(values: Mapping[str, Any], place: Place) -> list[tuple[str,
 
 def _media_item(column: str, entry: Mapping[str, Any], place: Place) -> MediaItem:
     uri, data = _text(entry.get("uri"), column, place), entry.get("data")
+    if uri is not None and data is None and uri[:5].lower() == _DATA:
+        uri, data = None, _held(uri, column, place)
     if (uri is None) == (data is None):
         given = "neither" if uri is None else "both"
         raise place.refuse(column, f"a media entry has either 'uri' or 'data', got {given}: {show(dict(entry))}")
@@ -239,12 +243,21 @@ def _page(entry: Mapping[str, Any], modality: str | None, column: str, place: Pl
 def _absolute(uri: str, column: str, place: Place) -> str:
     if "://" in uri or uri.startswith("/"):
         return uri
-    if not uri or uri.startswith("data:"):
+    if not uri:
         raise place.refuse(column, f"not a uri: {show(uri)}; inline bytes go in 'data'")
     if "./" not in uri:
         return f"{place.base}/{uri}"
     scheme, separator, folder = place.base.rpartition("://")
     return f"{scheme}{separator}{posixpath.normpath(f'{folder}/{uri}')}"
+
+
+def _held(uri: str, column: str, place: Place) -> bytes:
+    """What a `data:` URI holds (RFC 2397)."""
+    kind, comma, body = uri[len(_DATA) :].partition(",")
+    if not comma:
+        raise place.refuse(column, f"a data: uri has a comma before its data, got {show(uri)}")
+    data = urllib.parse.unquote_to_bytes(body)
+    return _inline(data.decode("latin-1"), column, place) if kind.lower().endswith(";base64") else data
 
 
 def _inline(data: Any, column: str, place: Place) -> bytes:

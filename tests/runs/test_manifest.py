@@ -176,6 +176,22 @@ def test_inline_bytes(tmp_path: Path) -> None:
     assert binary == text == [Request(item_index=0, id="a", media=(MediaItem(data=data, modality="image"),))]
 
 
+@pytest.mark.parametrize(
+    "uri",
+    [
+        "data:image/png;base64,AP/+YQ==",
+        "DATA:image/png;BASE64,AP%2F%2BYQ%3D%3D",
+        "data:image/png;name=a.png;base64,AP/+YQ==",
+        "data:image/png,%00%ff%FEa",
+        "data:,%00%ff%FE%61",
+    ],
+)
+def test_a_data_uri_is_inline_bytes(tmp_path: Path, uri: str) -> None:
+    for row in ({"id": "a", "uri": uri}, {"id": "a", "media": [uri]}, {"id": "a", "media": [{"uri": uri}]}):
+        (request,) = read_all(write_manifest(tmp_path, ".jsonl", [row]))
+        assert request.media == (MediaItem(data=b"\x00\xff\xfea"),)
+
+
 def test_parquet_messages_as_structs_lose_the_nulls_of_other_parts(tmp_path: Path) -> None:
     (request,) = read_all(write_manifest(tmp_path, ".parquet", [{"id": "a", "messages": CHAT}]))
     assert request.messages == tuple(CHAT)
@@ -204,7 +220,8 @@ GOOD = {"id": "good", "uri": "a.png"}
         ({"id": "\udcff", "uri": "a"}, "id", "not valid Unicode: '\\udcff'"),
         ({"id": "a", "uri": 3}, "uri", "expected a uri or a list of uris, got 3"),
         ({"id": "a", "uri": ""}, "uri", "not a uri: ''"),
-        ({"id": "a", "uri": "data:image/png;base64,AA"}, "uri", "inline bytes go in 'data'"),
+        ({"id": "a", "uri": "data:image/png;base64"}, "uri", "a comma before its data, got 'data:image/png;base64'"),
+        ({"id": "a", "uri": "data:image/png;base64,AA"}, "uri", "not valid base64"),
         ({"id": "a", "images": ["a", None]}, "images", "expected a uri, got None"),
         ({"id": "a", "data": "QQ=="}, "data", "expected bytes (Parquet only), got 'QQ=='"),
         ({"id": "a", "media": "a.png"}, "media", "expected a list, got 'a.png'"),
