@@ -209,7 +209,8 @@ def _media_by_column(values: Mapping[str, Any], place: Place) -> list[tuple[str,
 def _media_item(column: str, entry: Mapping[str, Any], place: Place) -> MediaItem:
     uri, data = _text(entry.get("uri"), column, place), entry.get("data")
     if uri is not None and data is None and uri[:5].lower() == _DATA:
-        uri, data = None, _held(uri, column, place)
+        data = _held(uri, column, place)
+        uri = None
     if (uri is None) == (data is None):
         given = "neither" if uri is None else "both"
         raise place.refuse(column, f"a media entry has either 'uri' or 'data', got {given}: {show(dict(entry))}")
