@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
 import signal
 import time
 import uuid
@@ -102,9 +102,9 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
         return drivers[-1]
 
     yield begin
-    for driver in drivers:
-        driver.kill()
-        shutil.rmtree(driver.scratch, ignore_errors=True)
+    with contextlib.ExitStack() as closing:
+        for driver in drivers:
+            closing.callback(driver.close)
 
 
 @pytest.fixture
