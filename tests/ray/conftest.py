@@ -27,9 +27,11 @@ ROOT = Path(__file__).parents[2]
 NUM_ITEMS = 64  # windows of 8, 16, 32 and 8: two segments
 CLIP_PLACES = range(10, 40, 10)
 _POLL_SECONDS = 0.005
-# Ray's own, when its control store ends with a driver: its agents and workers that were starting (the last title) or
-# had just started and had no task yet look for that store for up to a minute (ray 2.60: 20 to 62 s) before they end.
-_RAY_ALONE = ("ray::DashboardAgent", "ray::RuntimeEnvAgent", "ray::IDLE", "default_worker.py")
+# Ray's own, when its control store ends with a driver: workers that were starting (the last title) or had just started
+# and had no task yet look for that store for up to a minute (ray 2.60: 20 to 62 s) before they end. So do its agents
+# when a driver is killed; one that ends by itself ends them.
+_RAY_STARTING = ("ray::IDLE", "default_worker.py")
+_RAY_AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
 _RAY_SECONDS = 90
 
 
@@ -86,10 +88,10 @@ class Driver:
         return self.log.read_text()
 
     def wait(self) -> int:
-        """Its exit code, once it and everything it started, besides `_RAY_ALONE`, are gone."""
+        """Its exit code, once it and everything it started are gone, besides what is Ray's own."""
         code = self.process.wait()
         self._ended = time.monotonic()
-        self._assert_gone(_RAY_ALONE, self._ended + 45)
+        self._assert_gone(_RAY_STARTING if code >= 0 else (*_RAY_STARTING, *_RAY_AGENTS), self._ended + 45)
         return code
 
     def signal(self, number: int) -> int:
@@ -131,8 +133,8 @@ class Driver:
 
     def scratch_files(self) -> list[str]:
         """What lies in the folder for temporary files besides Ray's session, the log and torch's cache of kernels."""
-        others = ("log", "ray", "session", "torchinductor")
-        return sorted(name for name in os.listdir(self.scratch) if not name.startswith(others))
+        names = (name for name in os.listdir(self.scratch) if name not in ("log", "ray") and "session" not in name)
+        return sorted(name for name in names if not name.startswith("torchinductor_"))
 
     def kill(self) -> None:
         """End all of it at once, by process id, as when a machine loses its power."""
@@ -158,19 +160,24 @@ def _title(entry: str) -> str:
         return ""
 
 
+@contextlib.contextmanager
+def drivers() -> Iterator[Callable[..., Driver]]:
+    """Starts drivers as `Driver` does, and closes them all at the end."""
+    with contextlib.ExitStack() as closing:
+
+        def begin(job: Job, *settings: str, name: str = "caption_videos") -> Driver:
+            driver = Driver(job, *settings, name=name)
+            closing.callback(driver.close)
+            return driver
+
+        yield begin
+
+
 @pytest.fixture(scope="module")
 def start() -> Iterator[Callable[..., Driver]]:
     """Starts drivers; whatever a failing test left of them ends with the module."""
-    drivers: list[Driver] = []
-
-    def begin(job: Job, *settings: str, name: str = "caption_videos") -> Driver:
-        drivers.append(Driver(job, *settings, name=name))
-        return drivers[-1]
-
-    yield begin
-    with contextlib.ExitStack() as closing:
-        for driver in drivers:
-            closing.callback(driver.close)
+    with drivers() as begin:
+        yield begin
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
 import time
@@ -18,7 +17,7 @@ import yaml
 
 from pipeline.config import parse_config
 from pipeline.demo.media import make_demo_media
-from tests.ray.conftest import Driver, Job
+from tests.ray.conftest import Driver, Job, drivers
 from tests.s3.conftest import BUCKET, s3_environment
 from tests.s3.gateway import Gateway
 from tests.s3.proxy import KINDS, FaultyProxy
@@ -93,18 +92,14 @@ class Place:
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Driver]]:
     """Starts runs; what a failing test left of them ends with it."""
-    drivers: list[Driver] = []
+    with drivers() as begin:
 
-    def begin(place: Place, media: dict[str, int], *settings: str) -> Driver:
-        for name, value in place.environment.items():
-            monkeypatch.setenv(name, value)
-        drivers.append(Driver(place.job(media), *settings))
-        return drivers[-1]
+        def begin_there(place: Place, media: dict[str, int], *settings: str) -> Driver:
+            for name, value in place.environment.items():
+                monkeypatch.setenv(name, value)
+            return begin(place.job(media), *settings)
 
-    yield begin
-    with contextlib.ExitStack() as closing:
-        for driver in drivers:
-            closing.callback(driver.close)
+        yield begin_there
 
 
 @pytest.fixture
