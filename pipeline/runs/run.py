@@ -95,7 +95,7 @@ def output_folder(config: Config) -> Folder:
 def _claim(folder: Folder, config: Config) -> None:
     """Write the resolved configuration, or see that what is there has the same digest."""
     if not folder.exists(_CONFIG_NAME):
-        folder.write_json(_CONFIG_NAME, {"digest": config.digest(), "config": config.model_dump(mode="json")})
+        folder.write_json(_CONFIG_NAME, {"digest": config.digest(), "config": config.model_dump(mode="json")}, indent=2)
         return
     known = folder.read_json(_CONFIG_NAME)
     if known["digest"] != config.digest():

@@ -84,7 +84,7 @@ def build_summary(
 
 def write_summary(folder: Folder, summary: Mapping[str, Any]) -> None:
     """Publish `summary.json`; a run that has it has ended."""
-    folder.write_json(SUMMARY_NAME, dict(summary))
+    folder.write_json(SUMMARY_NAME, dict(summary), indent=2)
 
 
 def describe_environment(devices: Sequence[str]) -> dict[str, Any]:
