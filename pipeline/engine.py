@@ -48,8 +48,9 @@ _ACTORS_PER_PLANNER = 4
 # Ray gives a worker that has done one stage's task another stage's, but not one with an environment of its own: so a
 # worker that decodes has not planned 4,096 items before (180 MB of its own, measured, against 240).
 _BLOCKS_ENVIRONMENT = {"env_vars": {"HEADRACE_STAGE": "blocks"}}
-# Beyond one a CPU, Ray ends workers that were idle for a second: those that plan and publish a window now and then, each
-# of which then starts anew, with 1.5 to 2 CPU-seconds of imports. Of 3,000 small images on two CPUs, 4 such, 4.5 of 77.
+# Beyond one a CPU, Ray ends workers that were idle for a second: those that plan and publish a window now and then,
+# each of which then starts anew, with 1.5 to 2 CPU-seconds of imports. Of 3,000 small images on two CPUs it was four
+# such, and 4.5 of 77 CPU-seconds.
 _IDLE_WORKER_MS = 60_000
 _MEMORY_KEYS = "ray.encode_workers, ray.generate_workers, ray.window_items or encode.max_batch_tokens"
 _POLL_SECONDS = 1.0
