@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 
@@ -15,6 +15,7 @@ class PacketFacts:
     num_bytes: int
     is_keyframe: bool
     is_discarded: bool  # decoded and not shown, by an edit list
+    dts: int | None = None
     duration: int = 0
     file_offset: int | None = None
 
@@ -90,6 +91,26 @@ class PacketIndex:
                 runs.append(Run(start=start))
             runs[-1].add(packet, pts, position)
         return runs
+
+    def reads(self, start: int, stop: int, most_bytes: int, gap_bytes: int) -> Iterator[tuple[int, int]]:
+        """Packets `start` up to `stop` as (first, end) of those that are read from the file together, in order.
+
+        A read spans at most `most_bytes`, where a packet alone does not, and gaps of at most `gap_bytes`.
+        """
+        first = start
+        for number in range(start + 1, stop):
+            packet, before = self.packets[number], self.packets[number - 1]
+            gap = (packet.file_offset or 0) - (before.file_offset or 0) - before.num_bytes
+            if not 0 <= gap <= gap_bytes or self.end_of(number) - (self.packets[first].file_offset or 0) > most_bytes:
+                yield first, number
+                first = number
+        if first < stop:
+            yield first, stop
+
+    def end_of(self, packet: int) -> int:
+        """Where in the file a packet ends."""
+        last = self.packets[packet]
+        return (last.file_offset or 0) + last.num_bytes
 
     def num_bytes(self, runs: Sequence[Run]) -> int:
         """Of the packets that are fed to the decoder."""

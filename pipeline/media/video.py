@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from bisect import bisect_left, bisect_right
@@ -13,32 +12,30 @@ from typing import BinaryIO
 import av
 import numpy as np
 import numpy.typing as npt
-from av.container import InputContainer
-from av.packet import Packet
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
-from av.video.stream import VideoStream
 
 from pipeline.errors import ItemError
-from pipeline.media import streams
-from pipeline.media.packets import PacketFacts, PacketIndex, Run
+from pipeline.media.clip import Clip, VideoPacket, open_clip
+from pipeline.media.packets import Run
 from pipeline.media.resize import Resample, resize_frames
-from pipeline.media.sniff import identify
 from pipeline.media.streams import Orientation
 from pipeline.schema import Frames, SamplePlan
 
 _TOLERANCE_SECONDS = 1e-6
-# AVI stores no presentation times and libav numbers its packets in decode order; a program stream times some packets
-# only, and libav's guesses for the others step back at group borders. Their times are right as a set, not one by one.
-_CONTAINERS_WITHOUT_PTS = ("avi", "mpeg")
 # Whose decoders know from a picture's header that none refers to it, and are exact about it: on every clip of the tests
 # the pictures that were decoded were the same as without.
 _SKIPS_NONREF = frozenset({"h264", "hevc"})
 
 
 def decode_video(
-    file: BinaryIO, plan: SamplePlan, size: tuple[int, int] | None, resample: Resample = "bicubic"
+    file: BinaryIO,
+    plan: SamplePlan,
+    size: tuple[int, int] | None,
+    resample: Resample = "bicubic",
+    *,
+    by_range: bool = False,
 ) -> Frames:
     """The frames shown at the planned times, upright RGB, each resized to `size` = (height, width) as it comes.
 
@@ -47,27 +44,11 @@ def decode_video(
     Raises `ItemError` (stage `decode`): `corrupt` when no frame comes out, `truncated` when the stream ends more than
     max(2 frames, 5 % of its duration) before the last planned time, `unknown_format`, `no_video_stream`.
     """
-    signature = identify(file, stage="decode", name="video")
     try:
-        with streams.open_container(file, signature.format) as container:
-            clip = _read_clip(container)
+        with open_clip(file, by_range=by_range) as clip:
             return _decode_clip(clip, plan, size, resample)
     except av.FFmpegError as error:
-        raise ItemError("decode", "corrupt", f"{signature.format}: {error}") from error
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Clip:
-    """A stream read into memory: its packets in decode order and what is needed to time and turn its frames."""
-
-    context: VideoCodecContext
-    packets: list[Packet[VideoStream]]
-    index: PacketIndex
-    seconds_per_tick: float
-    frame_seconds: float
-    duration_seconds: float
-    orientation: Orientation
-    has_pts: bool
+        raise ItemError("decode", "corrupt", f"the video cannot be opened: {error}") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,50 +83,7 @@ class _Canvas:
             self.shown_pts[place] = pts
 
 
-def _read_clip(container: InputContainer) -> _Clip:
-    stream = streams.shown_stream(container)
-    if stream is None:
-        raise ItemError("decode", "no_video_stream", f"{container.format.name} without a video stream")
-    stream.thread_type = "NONE"
-    stream.codec_context.thread_count = 1  # many processes decode at once
-    rate = streams.frame_rate(stream)
-    packets = _read_packets(container, stream)
-    return _Clip(
-        context=stream.codec_context,
-        packets=packets,
-        index=PacketIndex([_facts(packet) for packet in packets]),
-        seconds_per_tick=float(stream.time_base or 0),
-        frame_seconds=1 / rate if rate else 0.0,
-        duration_seconds=streams.declared_duration(container, stream),
-        orientation=streams.orientation(container, stream),
-        has_pts=container.format.name not in _CONTAINERS_WITHOUT_PTS,
-    )
-
-
-def _read_packets(container: InputContainer, stream: VideoStream) -> list[Packet[VideoStream]]:
-    """All packets in decode order, up to where the file breaks off, without a last one that is only half there."""
-    packets: list[Packet[VideoStream]] = []
-    # A file that breaks off: what came before is usable, and _check_reached says whether it is enough.
-    with contextlib.suppress(av.FFmpegError):
-        for packet in container.demux(stream):
-            if packet.size:
-                packets.append(packet)
-    if packets and packets[-1].is_corrupt:
-        packets.pop()
-    return packets
-
-
-def _facts(packet: Packet[VideoStream]) -> PacketFacts:
-    return PacketFacts(
-        pts=packet.pts,
-        num_bytes=packet.size,
-        is_keyframe=packet.is_keyframe,
-        is_discarded=packet.is_discard,
-        duration=packet.duration or 0,
-    )
-
-
-def _decode_clip(clip: _Clip, plan: SamplePlan, size: tuple[int, int] | None, resample: Resample) -> Frames:
+def _decode_clip(clip: Clip, plan: SamplePlan, size: tuple[int, int] | None, resample: Resample) -> Frames:
     shown = _decode_by_keyframe(clip, plan, size, resample) or _decode_in_sequence(clip, plan, size, resample)
     first_pts, canvas = shown
     wanted = _ticks(clip, first_pts, plan)
@@ -154,31 +92,31 @@ def _decode_clip(clip: _Clip, plan: SamplePlan, size: tuple[int, int] | None, re
     return Frames(pixels=canvas.pixels, pts_seconds=times)
 
 
-def _ticks(clip: _Clip, first_pts: int, plan: SamplePlan) -> list[int]:
+def _ticks(clip: Clip, first_pts: int, plan: SamplePlan) -> list[int]:
     """The planned times as pts."""
     return [first_pts + math.floor((t + _TOLERANCE_SECONDS) / clip.seconds_per_tick) for t in plan.pts_seconds]
 
 
 def _decode_in_sequence(
-    clip: _Clip, plan: SamplePlan, size: tuple[int, int] | None, resample: Resample
+    clip: Clip, plan: SamplePlan, size: tuple[int, int] | None, resample: Resample
 ) -> tuple[int, _Canvas]:
     """Every frame up to the last that is wanted; the pts of the first, and what is shown."""
     frames = _frames_in_sequence(clip)
     first = next(frames, None)
     if first is None:
-        raise ItemError("decode", "corrupt", f"none of {len(clip.packets)} packets decodes to a frame")
+        raise ItemError("decode", "corrupt", f"none of {len(clip.index.packets)} packets decodes to a frame")
     canvas = _new_canvas(clip, len(plan), size or _presented_size(clip, first[1]), resample)
     for answer in _answers(itertools.chain([first], frames), _ticks(clip, first[0], plan)):
         canvas.put(answer.pts, answer.frame, range(answer.start, answer.stop))
     return first[0], canvas
 
 
-def _presented_size(clip: _Clip, frame: VideoFrame) -> tuple[int, int]:
+def _presented_size(clip: Clip, frame: VideoFrame) -> tuple[int, int]:
     width, height = clip.orientation.size(frame.width, frame.height)
     return height, width
 
 
-def _new_canvas(clip: _Clip, num_frames: int, size: tuple[int, int], resample: Resample) -> _Canvas:
+def _new_canvas(clip: Clip, num_frames: int, size: tuple[int, int], resample: Resample) -> _Canvas:
     return _Canvas(
         pixels=np.empty((num_frames, *size, 3), np.uint8),
         shown_pts=[0] * num_frames,
@@ -189,7 +127,7 @@ def _new_canvas(clip: _Clip, num_frames: int, size: tuple[int, int], resample: R
 
 
 def _decode_by_keyframe(
-    clip: _Clip, plan: SamplePlan, size: tuple[int, int] | None, resample: Resample
+    clip: Clip, plan: SamplePlan, size: tuple[int, int] | None, resample: Resample
 ) -> tuple[int, _Canvas] | None:
     """Only what is between each target's keyframe and the target. None when that cannot be shown to be exact.
 
@@ -205,9 +143,9 @@ def _decode_by_keyframe(
     for run in runs:
         missing = dict(run.positions)
         for frame in _decode_run(clip, run):
-            places = missing.pop(frame.pts, None)
-            if places is None:
+            if frame.pts is None or frame.pts not in missing:
                 continue
+            places = missing.pop(frame.pts)
             if frame.is_corrupt:
                 return None
             canvas = canvas or _new_canvas(clip, len(plan), size or _presented_size(clip, frame), resample)
@@ -219,7 +157,7 @@ def _decode_by_keyframe(
     return first_pts, canvas
 
 
-def _decode_run(clip: _Clip, run: Run) -> Iterator[VideoFrame]:
+def _decode_run(clip: Clip, run: Run) -> Iterator[VideoFrame]:
     """Frames of the targets and of what they refer to, in the order of display.
 
     Pictures to which no other refers are not decoded, for codecs whose decoders can tell and leave them out exactly.
@@ -228,10 +166,11 @@ def _decode_run(clip: _Clip, run: Run) -> Iterator[VideoFrame]:
     context.flush_buffers()
     can_skip = context.codec.canonical_name in _SKIPS_NONREF
     try:
-        for number in (*range(run.start, run.end + 1), None):
+        for number, packet in enumerate(clip.packets(run.start, run.end + 1), run.start):
             if can_skip:
-                context.skip_frame = "NONREF" if number is not None and number not in run.targets else "DEFAULT"
-            yield from _fed(context, None if number is None else clip.packets[number])
+                context.skip_frame = "DEFAULT" if number in run.targets else "NONREF"
+            yield from _fed(context, packet)
+        yield from _fed(context, None)
     finally:
         context.skip_frame = "DEFAULT"
 
@@ -257,25 +196,26 @@ def _answers(frames: Iterable[tuple[int, VideoFrame]], wanted: Sequence[int]) ->
         yield _Answer(start=position, stop=len(wanted), pts=held[0], frame=held[1])
 
 
-def _frames_in_sequence(clip: _Clip) -> Iterator[tuple[int, VideoFrame]]:
+def _frames_in_sequence(clip: Clip) -> Iterator[tuple[int, VideoFrame]]:
     """Every frame with its pts, decoded from the first packet on."""
     in_order = iter(clip.index.times)
     step = max(1, round(clip.frame_seconds / clip.seconds_per_tick))
     previous = -step
-    for frame in _decode(clip.context, clip.packets):
+    for frame in _decode(clip.context, clip.packets(0, len(clip.index.packets))):
         pts = frame.pts if clip.has_pts else next(in_order, None)
         previous = previous + step if pts is None else pts
         yield previous, frame
 
 
-def _decode(context: VideoCodecContext, packets: Iterable[Packet[VideoStream]]) -> Iterator[VideoFrame]:
+def _decode(context: VideoCodecContext, packets: Iterable[VideoPacket]) -> Iterator[VideoFrame]:
     """Frames in presentation order, without those of packets that the decoder rejects."""
     context.flush_buffers()
-    for packet in (*packets, None):
+    for packet in packets:
         yield from _fed(context, packet)
+    yield from _fed(context, None)
 
 
-def _fed(context: VideoCodecContext, packet: Packet[VideoStream] | None) -> list[VideoFrame]:
+def _fed(context: VideoCodecContext, packet: VideoPacket | None) -> list[VideoFrame]:
     """What comes out for a packet, or at the end for None."""
     try:
         return context.decode(packet)
@@ -283,7 +223,7 @@ def _fed(context: VideoCodecContext, packet: Packet[VideoStream] | None) -> list
         return []  # one damaged packet costs its own frames only; _check_reached says whether enough is left
 
 
-def _check_reached(clip: _Clip, plan: SamplePlan, wanted: list[int], shown: list[int]) -> None:
+def _check_reached(clip: Clip, plan: SamplePlan, wanted: list[int], shown: list[int]) -> None:
     """Raise when a frame would have to stay on screen for long after its time, because those behind it are missing."""
     times = clip.index.times
     allowed = max(2 * clip.frame_seconds, 0.05 * clip.duration_seconds)
@@ -299,6 +239,6 @@ def _check_reached(clip: _Clip, plan: SamplePlan, wanted: list[int], shown: list
             )
 
 
-def _last_frame_ticks(clip: _Clip, pts: int) -> float:
+def _last_frame_ticks(clip: Clip, pts: int) -> float:
     stated = max((packet.duration for packet in clip.index.packets if packet.pts == pts), default=0)
     return max(stated, clip.frame_seconds / clip.seconds_per_tick)

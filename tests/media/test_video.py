@@ -1,4 +1,6 @@
 import io
+import tempfile
+from pathlib import Path
 
 import av
 import numpy as np
@@ -117,11 +119,7 @@ def test_every_frame_is_found_by_its_own_time(clips, name):
 def test_no_more_is_decoded_than_the_pictures_need(clips, name, plan, monkeypatch):
     data, truth = clips(name)
     times = [t for t in PLANS[plan] if t <= truth[-1][0]]
-    decoded = []
-    fed = video._fed
-    monkeypatch.setattr(
-        video, "_fed", lambda context, packet: (frames := fed(context, packet), decoded.extend(frames))[0]
-    )
+    decoded = count_decoded(monkeypatch)
     decode_video(io.BytesIO(data), SamplePlan(pts_seconds=tuple(times)), (16, 16))
     assert len(decoded) == fewest_frames(data, [0.0, *times])
 
@@ -334,3 +332,76 @@ def count_runs_in_sequence(monkeypatch) -> list[int]:
     in_sequence = video._frames_in_sequence
     monkeypatch.setattr(video, "_frames_in_sequence", lambda clip: runs.append(1) or in_sequence(clip))
     return runs
+
+
+class Counted(io.BytesIO):
+    """Counts the bytes that are read."""
+
+    num_read = 0
+
+    def read(self, size=-1):
+        data = super().read(size)
+        self.num_read += len(data)
+        return data
+
+
+@pytest.mark.parametrize("plan", PLANS)
+@pytest.mark.parametrize("name", [name for name in CLIPS if CLIPS[name].container in ("mp4", "mov")])
+def test_frames_read_by_range_equal_those_of_the_whole_file(clips, name, plan, monkeypatch):
+    data, truth = clips(name)
+    plan = SamplePlan(pts_seconds=tuple(t for t in PLANS[plan] if t <= truth[-1][0]))
+    decoded = count_decoded(monkeypatch)
+    whole = decode_video(io.BytesIO(data), plan, None)
+    num_whole = len(decoded)
+    ranged = decode_video(io.BytesIO(data), plan, None, by_range=True)
+    assert ranged.pts_seconds == whole.pts_seconds
+    assert np.array_equal(ranged.pixels, whole.pixels)
+    assert len(decoded) == 2 * num_whole
+
+
+@pytest.mark.parametrize("movflags", ["", "faststart"])
+def test_a_large_file_is_read_where_its_frames_are(movflags):
+    data = long_video(num_groups=100, movflags=movflags)
+    with av.open(io.BytesIO(data)) as container:
+        sizes = [packet.size for packet in container.demux(video=0) if packet.size]
+        length = float(container.streams.video[0].duration * container.streams.video[0].time_base)
+    index_bytes = len(data) - sum(sizes)  # no sound in it: all else is the index
+    times = tuple(k * (length - 0.5) / 7 for k in range(8))
+    file = Counted(data)
+    frames = decode_video(file, SamplePlan(pts_seconds=times), (64, 96), by_range=True)
+    assert np.array_equal(frames.pixels, decode_video(io.BytesIO(data), SamplePlan(pts_seconds=times), (64, 96)).pixels)
+    needed = sum(sum(sizes[30 * (frame // 30) : frame + 1]) for frame in {int(t * 30 + 1e-3) for t in times})
+    assert needed < 0.1 * len(data)
+    assert file.num_read <= 1.1 * needed + index_bytes
+
+
+def long_video(*, num_groups: int, movflags: str = "faststart") -> bytes:
+    """One closed group of 30 frames, 1 s, muxed again and again."""
+    options = {"g": "30", "bf": "0", "crf": "10", "sc_threshold": "0"}
+    group = make_video(Recipe(num_frames=30, size=(360, 640), options=options))
+    with tempfile.NamedTemporaryFile() as file, av.open(io.BytesIO(group)) as source:
+        stream = source.streams.video[0]
+        packets = [packet for packet in source.demux(stream) if packet.size]
+        with av.open(file.name, "w", format="mp4", options={"movflags": movflags} if movflags else {}) as container:
+            output = container.add_stream_from_template(stream)
+            for number in range(num_groups):
+                for packet in packets:
+                    copy = av.Packet(bytes(packet))
+                    copy.stream, copy.time_base, copy.is_keyframe = output, stream.time_base, packet.is_keyframe
+                    copy.pts, copy.dts = (t + number * round(1 / stream.time_base) for t in (packet.pts, packet.dts))
+                    container.mux(copy)
+        return Path(file.name).read_bytes()
+
+
+def count_decoded(monkeypatch) -> list[av.VideoFrame]:
+    """Grows by the frames that decoders give."""
+    decoded: list[av.VideoFrame] = []
+    fed = video._fed
+
+    def counted(context, packet):
+        frames = fed(context, packet)
+        decoded.extend(frames)
+        return frames
+
+    monkeypatch.setattr(video, "_fed", counted)
+    return decoded
