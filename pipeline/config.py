@@ -71,11 +71,25 @@ class Sampling(Section):
 
 class Decode(Section):
     """Reading and decoding. `resize: reference` equals the model's own processor; `fast` has JPEGs scaled by their
-    decoder first."""
+    decoder first.
+
+    Of videos in MP4 and MOV above `max_whole_bytes` the index is read, and what the planned frames need. They are
+    identified by their source id, for nobody sees all of their bytes.
+    """
 
     resize: Literal["reference", "fast"] = "reference"
     max_inline_bytes: Positive = 256 * 1024
+    max_whole_bytes: Positive = 64 * 2**20
     io_threads: Positive = 8
+
+    @model_validator(mode="after")
+    def _what_is_inline_is_whole(self) -> Decode:
+        if self.max_whole_bytes < self.max_inline_bytes:
+            raise ValueError(
+                f"max_whole_bytes ({self.max_whole_bytes}) is below max_inline_bytes ({self.max_inline_bytes}), up to "
+                "which objects are read whole"
+            )
+        return self
 
 
 class Document(Section):

@@ -24,7 +24,6 @@ from pipeline.media.streams import Orientation
 
 VideoPacket: TypeAlias = "Packet[VideoStream]"  # not subscriptable at run time
 
-INDEXED_FORMAT = "mov"  # whose header says of each packet when it is shown and where it lies
 # AVI stores no presentation times and libav numbers its packets in decode order; a program stream times some packets
 # only, and libav's guesses for the others step back at group borders. Their times are right as a set, not one by one.
 _CONTAINERS_WITHOUT_PTS = ("avi", "mpeg")

@@ -6,6 +6,8 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+INDEXED_FORMAT = "mov"  # whose header says of each packet when it is shown and where it lies
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PacketFacts:

@@ -40,7 +40,9 @@ def decode_video(
     """The frames shown at the planned times, upright RGB, each resized to `size` = (height, width) as it comes.
 
     The frame shown at t is the last whose time since the first shown frame is <= t + 1 µs; times come from the
-    container, never from an index. Memory: the compressed stream, the result, and a few frames at the original size.
+    container, never from a frame's number. Memory: the result, a few frames at the original size, and the compressed
+    stream, or with `by_range` (of an MP4 or MOV) 4 MB of it and 200 bytes a packet: then nothing of `file` is read but
+    its index and what the frames need, in order.
     Raises `ItemError` (stage `decode`): `corrupt` when no frame comes out, `truncated` when the stream ends more than
     max(2 frames, 5 % of its duration) before the last planned time, `unknown_format`, `no_video_stream`.
     """

@@ -30,7 +30,15 @@ from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_from_json, receipt_to_json
 from pipeline.schema import MediaItem, Modality, Probe, Receipt, Request, ResourceVector, SamplePlan
 from pipeline.stages.context import StageContext
-from pipeline.stages.identity import check_content, media_content, page_source, request_source, sha256_content
+from pipeline.stages.identity import (
+    check_content,
+    is_read_by_range,
+    media_content,
+    page_source,
+    request_source,
+    sha256_content,
+    source_content,
+)
 from pipeline.stages.outcomes import count_codes, encode_batch_receipts, failure_row
 from pipeline.stages.rows import PlannedMedia, batch_table, receipt_row
 from pipeline.storage import Folder
@@ -276,7 +284,11 @@ class _WindowPlanner:
         entry = known.get(candidate.facts.source_id)
         num_bytes = candidate.facts.num_bytes
         if entry is not None:
-            candidate.content, candidate.probe = entry.content, entry.probe
+            candidate.probe = entry.probe
+            is_ranged = is_read_by_range(entry.probe, self.context.config.decode.max_whole_bytes)
+            # What a run with a lower limit read in part has no hash yet that its bytes could be held against.
+            if is_ranged or entry.content != source_content(candidate.facts.source_id):
+                candidate.content = entry.content
             _check_modality(candidate.media, entry.probe)
         elif num_bytes <= self.context.config.decode.max_inline_bytes or candidate.media.data is not None:
             data = self.sources.read(candidate.media, candidate.counter)
@@ -289,6 +301,8 @@ class _WindowPlanner:
         else:
             with open_source(candidate.media, candidate.counter) as file:
                 candidate.probe = self._probe_file(candidate, file)
+            if is_read_by_range(candidate.probe, self.context.config.decode.max_whole_bytes):
+                candidate.content = source_content(candidate.facts.source_id)
 
     def _probe_file(self, candidate: _Candidate, file: Any) -> Probe:
         assert candidate.facts is not None

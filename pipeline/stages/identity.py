@@ -10,6 +10,7 @@ from typing import Literal
 from pipeline.errors import ItemError
 from pipeline.features.identity import FeatureKeyTerms, canonical_json
 from pipeline.media.backend import DECODE_BACKEND, PAGE_BACKEND
+from pipeline.media.packets import INDEXED_FORMAT
 from pipeline.media.resize import Resample, resize_backend
 from pipeline.planning.geometry import SizeRule
 from pipeline.schema import MediaItem, Modality, Probe, RecordSize, Request, ScoreSpace, VectorSpaces
@@ -89,6 +90,16 @@ def sha256_content(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
+def source_content(source_id: str) -> str:
+    """The content term of an object that is read only in part: never that of bytes that somebody has seen."""
+    return f"version:{source_id}"
+
+
+def is_read_by_range(probe: Probe, max_whole_bytes: int) -> bool:
+    """Whether of a video only the index is read, and what its planned frames need."""
+    return probe.modality == "video" and probe.container == INDEXED_FORMAT and probe.num_bytes > max_whole_bytes
+
+
 def media_content(media: MediaItem, file_content: str) -> str:
     """The content term of `media`, whose file has `file_content`: each page of a document is a content of its own."""
     return file_content if media.page is None else f"{file_content}#page={media.page + 1}"
@@ -119,4 +130,12 @@ def check_content(media: MediaItem, expected: str | None, found: str) -> None:
             "fetch",
             "content_mismatch",
             f"{media.name}: the content is {found}, expected {expected} (the manifest's, or the one that was planned)",
+        )
+
+
+def check_source(media: MediaItem, expected: str, found: str) -> None:
+    """Raise `ItemError` when an object that is read in part is not the one that was planned."""
+    if expected != found:
+        raise ItemError(
+            "fetch", "content_mismatch", f"{media.name}: it is {found} now, and was {expected} when planned"
         )

@@ -1,12 +1,10 @@
 import io
-import tempfile
-from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 import torch
-from media_files import Recipe, full_decode, make_video, picture, shown_at
+from media_files import Recipe, full_decode, long_video, make_video, picture, shown_at
 from torchvision.transforms.v2 import InterpolationMode
 from torchvision.transforms.v2 import functional as reference
 
@@ -373,24 +371,6 @@ def test_a_large_file_is_read_where_its_frames_are(movflags):
     needed = sum(sum(sizes[30 * (frame // 30) : frame + 1]) for frame in {int(t * 30 + 1e-3) for t in times})
     assert needed < 0.1 * len(data)
     assert file.num_read <= 1.1 * needed + index_bytes
-
-
-def long_video(*, num_groups: int, movflags: str = "faststart") -> bytes:
-    """One closed group of 30 frames, 1 s, muxed again and again."""
-    options = {"g": "30", "bf": "0", "crf": "10", "sc_threshold": "0"}
-    group = make_video(Recipe(num_frames=30, size=(360, 640), options=options))
-    with tempfile.NamedTemporaryFile() as file, av.open(io.BytesIO(group)) as source:
-        stream = source.streams.video[0]
-        packets = [packet for packet in source.demux(stream) if packet.size]
-        with av.open(file.name, "w", format="mp4", options={"movflags": movflags} if movflags else {}) as container:
-            output = container.add_stream_from_template(stream)
-            for number in range(num_groups):
-                for packet in packets:
-                    copy = av.Packet(bytes(packet))
-                    copy.stream, copy.time_base, copy.is_keyframe = output, stream.time_base, packet.is_keyframe
-                    copy.pts, copy.dts = (t + number * round(1 / stream.time_base) for t in (packet.pts, packet.dts))
-                    container.mux(copy)
-        return Path(file.name).read_bytes()
 
 
 def count_decoded(monkeypatch) -> list[av.VideoFrame]:
