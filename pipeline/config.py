@@ -49,23 +49,43 @@ class DemoMedia(Section):
 
 
 class Sampling(Section):
-    """Which frames of a video are taken. `fps`: at k / fps seconds; `uniform`: num_frames from first to last."""
+    """Which frames of a video are taken. `fps`: at k / fps seconds; `every_n_seconds`: at k times that many;
+    `uniform`: num_frames from first to last; `timestamps`: at these seconds; `keyframes`, which is approximate: as
+    `uniform`, but of each the keyframe before; `model`: those that the model's own video processor would choose.
+    """
 
-    policy: Literal["fps", "uniform"] = "fps"
+    policy: Literal["fps", "uniform", "every_n_seconds", "timestamps", "keyframes", "model"] = "fps"
     fps: Annotated[float, Field(gt=0)] = 2.0
+    every_n_seconds: Annotated[float, Field(gt=0)] = 1.0
+    timestamps: tuple[Annotated[float, Field(ge=0)], ...] = ()
     num_frames: Positive = 8
     min_frames: Positive = 4
     max_frames: Positive = 64
 
-    @property
-    def most_frames(self) -> int:
-        """Of one video."""
-        return self.max_frames if self.policy == "fps" else self.num_frames
+    def most_frames(self, limit: int) -> int:
+        """Of one video, of which a budget allows `limit`."""
+        match self.policy:
+            case "fps" | "every_n_seconds":
+                return self.max_frames
+            case "uniform" | "keyframes":
+                return self.num_frames
+            case "timestamps":
+                return len(self.timestamps)
+            case "model":
+                return limit
 
     @model_validator(mode="after")
     def _ordered(self) -> Sampling:
         if self.min_frames > self.max_frames:
             raise ValueError(f"min_frames ({self.min_frames}) is above max_frames ({self.max_frames})")
+        return self
+
+    @model_validator(mode="after")
+    def _timestamps_are_given(self) -> Sampling:
+        if bool(self.timestamps) != (self.policy == "timestamps"):
+            raise ValueError(f"timestamps are for policy: timestamps, which needs some; got {self.policy!r}")
+        if list(self.timestamps) != sorted(self.timestamps):
+            raise ValueError(f"timestamps have to ascend, got {list(self.timestamps)}")
         return self
 
 

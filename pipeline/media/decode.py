@@ -24,11 +24,12 @@ def decode_media(
     page: int | None = None,
     dct_scaled: bool = False,
     by_range: bool = False,
+    at_keyframes: bool = False,
 ) -> Frames:
     """The planned frames of `file`, upright RGB, at `size` = (height, width), or as presented for None.
 
-    A page (from 0) of a PDF is one frame. `dct_scaled` is of JPEGs: see `decode_image`; `by_range` of MP4 and MOV: see
-    `decode_video`. Raises `ItemError` (stage
+    A page (from 0) of a PDF is one frame. `dct_scaled` is of JPEGs: see `decode_image`; `by_range` (of MP4 and MOV) and
+    `at_keyframes` are of videos: see `decode_video`. Raises `ItemError` (stage
     `decode`): `truncated`, `corrupt`, `unknown_format`, `unsupported_mode`, what `render_page` raises, and
     `wrong_frame_count` when `plan` was made for another modality.
     """
@@ -36,7 +37,7 @@ def decode_media(
         case "image":
             frames = decode_image(file, size, resample, dct_scaled=dct_scaled)
         case "video":
-            frames = decode_video(file, plan, size, resample, by_range=by_range)
+            frames = decode_video(file, plan, size, resample, by_range=by_range, at_keyframes=at_keyframes)
         case "page":
             assert page is not None, "a page was probed by its number, and is decoded by it"
             frames = _decode_page(file, page, (probe.height, probe.width), size, resample)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -76,8 +77,7 @@ class PacketIndex:
 
         None when the packets' times cannot be relied on: some have none, or two have the same.
         """
-        untimed = len(self.times) < len(self.packets)
-        if untimed or any(a[0] == b[0] for a, b in zip(self._shown, self._shown[1:], strict=False)):
+        if not self._is_timed():
             return None
         runs: list[Run] = []
         for position, target in enumerate(wanted):
@@ -93,6 +93,24 @@ class PacketIndex:
                 runs.append(Run(start=start))
             runs[-1].add(packet, pts, position)
         return runs
+
+    def at_keyframes(self, wanted: Sequence[int]) -> list[int]:
+        """For each of `wanted` the pts of the keyframe from which it is decoded; itself where none is shown, or the
+        packets' times cannot be relied on."""
+        return [self._keyframe_pts(target) for target in wanted] if self._is_timed() else list(wanted)
+
+    def _is_timed(self) -> bool:
+        untimed = len(self.times) < len(self.packets)
+        return not untimed and all(a[0] != b[0] for a, b in itertools.pairwise(self._shown))
+
+    def _keyframe_pts(self, target: int) -> int:
+        nearest = bisect_right(self._shown, (target, len(self.packets))) - 1
+        if nearest < 0:
+            return target
+        pts, packet = self._shown[nearest]
+        start = self._keyframe_for(packet, pts)
+        keyframe = None if start is None else self.packets[start]
+        return target if keyframe is None or keyframe.is_discarded or keyframe.pts is None else keyframe.pts
 
     def reads(self, start: int, stop: int, most_bytes: int, gap_bytes: int) -> Iterator[tuple[int, int]]:
         """Packets `start` up to `stop` as (first, end) of those that are read from the file together, in order.

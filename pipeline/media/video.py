@@ -36,21 +36,51 @@ def decode_video(
     resample: Resample = "bicubic",
     *,
     by_range: bool = False,
+    at_keyframes: bool = False,
 ) -> Frames:
     """The frames shown at the planned times, upright RGB, each resized to `size` = (height, width) as it comes.
 
     The frame shown at t is the last whose time since the first shown frame is <= t + 1 µs; times come from the
     container, never from a frame's number. Memory: the result, a few frames at the original size, and the compressed
     stream, or with `by_range` (of an MP4 or MOV) 4 MB of it and 200 bytes a packet: then nothing of `file` is read but
-    its index and what the frames need, in order.
+    its index and what the frames need, in order. With `at_keyframes` the keyframes before the planned times are shown
+    instead, where the container's times can be relied on.
+
     Raises `ItemError` (stage `decode`): `corrupt` when no frame comes out, `truncated` when the stream ends more than
     max(2 frames, 5 % of its duration) before the last planned time, `unknown_format`, `no_video_stream`.
     """
     try:
         with open_clip(file, by_range=by_range) as clip:
-            return _decode_clip(clip, plan, size, resample)
+            return _decode_clip(clip, _Wish(plan=plan, size=size, resample=resample, at_keyframes=at_keyframes))
     except av.FFmpegError as error:
         raise ItemError("decode", "corrupt", f"the video cannot be opened: {error}") from error
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wish:
+    """What is to be shown; `size` is (height, width), None for that of the frames."""
+
+    plan: SamplePlan
+    size: tuple[int, int] | None
+    resample: Resample
+    at_keyframes: bool
+
+    def ticks(self, clip: Clip, first_pts: int) -> list[int]:
+        """The planned times as pts, ascending."""
+        times = (math.floor((t + _TOLERANCE_SECONDS) / clip.seconds_per_tick) for t in self.plan.pts_seconds)
+        wanted = [first_pts + ticks for ticks in times]
+        return clip.index.at_keyframes(wanted) if self.at_keyframes and clip.has_pts else wanted
+
+    def canvas(self, clip: Clip, frame: VideoFrame) -> _Canvas:
+        """An empty one, of the size of `frame` where none is wished."""
+        width, height = clip.orientation.size(frame.width, frame.height)
+        return _Canvas(
+            pixels=np.empty((len(self.plan), *(self.size or (height, width)), 3), np.uint8),
+            shown_pts=[0] * len(self.plan),
+            orientation=clip.orientation,
+            reformatter=VideoReformatter(),
+            resample=self.resample,
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,52 +115,26 @@ class _Canvas:
             self.shown_pts[place] = pts
 
 
-def _decode_clip(clip: Clip, plan: SamplePlan, size: tuple[int, int] | None, resample: Resample) -> Frames:
-    shown = _decode_by_keyframe(clip, plan, size, resample) or _decode_in_sequence(clip, plan, size, resample)
-    first_pts, canvas = shown
-    wanted = _ticks(clip, first_pts, plan)
-    _check_reached(clip, plan, wanted, canvas.shown_pts)
+def _decode_clip(clip: Clip, wish: _Wish) -> Frames:
+    first_pts, canvas = _decode_by_keyframe(clip, wish) or _decode_in_sequence(clip, wish)
+    _check_reached(clip, wish.plan, wish.ticks(clip, first_pts), canvas.shown_pts)
     times = tuple((pts - first_pts) * clip.seconds_per_tick for pts in canvas.shown_pts)
     return Frames(pixels=canvas.pixels, pts_seconds=times)
 
 
-def _ticks(clip: Clip, first_pts: int, plan: SamplePlan) -> list[int]:
-    """The planned times as pts."""
-    return [first_pts + math.floor((t + _TOLERANCE_SECONDS) / clip.seconds_per_tick) for t in plan.pts_seconds]
-
-
-def _decode_in_sequence(
-    clip: Clip, plan: SamplePlan, size: tuple[int, int] | None, resample: Resample
-) -> tuple[int, _Canvas]:
+def _decode_in_sequence(clip: Clip, wish: _Wish) -> tuple[int, _Canvas]:
     """Every frame up to the last that is wanted; the pts of the first, and what is shown."""
     frames = _frames_in_sequence(clip)
     first = next(frames, None)
     if first is None:
         raise ItemError("decode", "corrupt", f"none of {len(clip.index.packets)} packets decodes to a frame")
-    canvas = _new_canvas(clip, len(plan), size or _presented_size(clip, first[1]), resample)
-    for answer in _answers(itertools.chain([first], frames), _ticks(clip, first[0], plan)):
+    canvas = wish.canvas(clip, first[1])
+    for answer in _answers(itertools.chain([first], frames), wish.ticks(clip, first[0])):
         canvas.put(answer.pts, answer.frame, range(answer.start, answer.stop))
     return first[0], canvas
 
 
-def _presented_size(clip: Clip, frame: VideoFrame) -> tuple[int, int]:
-    width, height = clip.orientation.size(frame.width, frame.height)
-    return height, width
-
-
-def _new_canvas(clip: Clip, num_frames: int, size: tuple[int, int], resample: Resample) -> _Canvas:
-    return _Canvas(
-        pixels=np.empty((num_frames, *size, 3), np.uint8),
-        shown_pts=[0] * num_frames,
-        orientation=clip.orientation,
-        reformatter=VideoReformatter(),
-        resample=resample,
-    )
-
-
-def _decode_by_keyframe(
-    clip: Clip, plan: SamplePlan, size: tuple[int, int] | None, resample: Resample
-) -> tuple[int, _Canvas] | None:
+def _decode_by_keyframe(clip: Clip, wish: _Wish) -> tuple[int, _Canvas] | None:
     """Only what is between each target's keyframe and the target. None when that cannot be shown to be exact.
 
     It is exact when every target is answered by the very packet that the container's times name, and the first frame is
@@ -138,7 +142,7 @@ def _decode_by_keyframe(
     leaves it to decoding in sequence.
     """
     first_pts = clip.index.first_shown_pts() if clip.has_pts else None
-    runs = None if first_pts is None else clip.index.runs([first_pts, *_ticks(clip, first_pts, plan)])
+    runs = None if first_pts is None else clip.index.runs([first_pts, *wish.ticks(clip, first_pts)])
     if first_pts is None or runs is None:
         return None
     canvas: _Canvas | None = None
@@ -150,7 +154,7 @@ def _decode_by_keyframe(
             places = missing.pop(frame.pts)
             if frame.is_corrupt:
                 return None
-            canvas = canvas or _new_canvas(clip, len(plan), size or _presented_size(clip, frame), resample)
+            canvas = canvas or wish.canvas(clip, frame)
             # The first of them is the first frame's, which is looked at whether it is wanted or not.
             canvas.put(frame.pts, frame, [place - 1 for place in places if place])
         if missing:

@@ -17,11 +17,13 @@ from transformers.video_utils import VideoMetadata
 from pipeline.errors import ConfigError, ItemError
 from pipeline.features.identity import canonical_json
 from pipeline.language.placeholder import collapse
+from pipeline.media.sampling import indices_plan
 from pipeline.models.location import resolve_model
 from pipeline.models.processing import ProcessedItem, process_item
 from pipeline.planning.geometry import PatchRule, probed_geometry, rule_geometry
 from pipeline.schema import Geometry, Modality, Placeholder, Probe, SamplePlan
 
+_NOT_FOR_SAMPLING = {"input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata"}
 _NUM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Small, large, odd, upright, wide; two, three and many frames. (frames, height, width)
 _CHECKED_SIZES: dict[Modality, tuple[tuple[int, int, int], ...]] = {
@@ -125,6 +127,38 @@ class VisionLanguageFacts:
             item = process_item(self.processor, self.media_tokens, modality, blank, times, float(num_frames))
             self._learnt[size] = item
         return self._learnt[size]
+
+    def check_sampling(self) -> None:
+        """Raise `ConfigError` when the model's video processor does not choose frames by itself."""
+        video = self.processor.video_processor if "video" in self.modalities else None
+        if video is None or not video.do_sample_frames:
+            raise ConfigError(
+                f"model {self.model!r}: its processor does not choose frames of videos (do_sample_frames); set "
+                "sampling.policy to fps or uniform"
+            )
+
+    def sample(self, probe: Probe) -> SamplePlan:
+        """The frames that the model's video processor takes, by the header's count and rate.
+
+        Raises `ItemError` (stage `plan`) `no_frame_sampled` for a video that it refuses, such as one without a rate.
+        """
+        video = self.processor.video_processor
+        metadata = VideoMetadata(
+            total_num_frames=probe.num_frames,
+            fps=probe.rate_fps or None,
+            width=probe.width,
+            height=probe.height,
+            duration=probe.duration_seconds,
+        )
+        # As `BaseVideoProcessor.preprocess` hands them on (transformers, `video_processing_utils.py`).
+        names = video.valid_kwargs.__annotations__.keys() - _NOT_FOR_SAMPLING
+        try:
+            if not probe.rate_fps:
+                raise ValueError("its header gives no rate")
+            indices = video.sample_frames(metadata=metadata, **{name: getattr(video, name, None) for name in names})
+        except ValueError as error:
+            raise ItemError("plan", "no_frame_sampled", f"the model's processor takes no frame: {error}") from error
+        return indices_plan(probe, [int(index) for index in indices])
 
     def geometry(self, probe: Probe, plan: SamplePlan) -> Geometry:
         """Where the item's features will lie. Raises `ItemError` for what the processor refuses."""

@@ -43,6 +43,8 @@ def _check(config: Config, device: str) -> CheckedModel:
 
 def _checked_halves(config: Config, device: str) -> CheckedModel:
     facts = VisionLanguageFacts.load(config.model)
+    if config.sampling.policy == "model":
+        facts.check_sampling()
     known = _known(config, facts, device)
     identity = EncoderIdentity(
         weights=known["weights"],
@@ -50,6 +52,7 @@ def _checked_halves(config: Config, device: str) -> CheckedModel:
         placeholder=facts.placeholder_digest,
         precision=config.encode.dtype,
         dct_scaled=config.decode.resize == "fast",
+        at_keyframes=config.sampling.policy == "keyframes",
     )
     return CheckedModel(
         identity=identity,

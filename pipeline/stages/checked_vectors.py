@@ -47,6 +47,11 @@ def checked_vectors(config: Config) -> CheckedModel:
             parameters={"encoder": 0, "text": text[1]},
             vectors=VectorSpaces(media=None, text=text[0]),
         )
+    if config.sampling.policy == "model":
+        raise ConfigError(
+            f"model {config.model!r}: a dual encoder has no video processor that chooses frames; set sampling.policy "
+            "to fps or uniform"
+        )
     facts = DualEncoderFacts.load(config.model, config.pooling.contract())
     known = _remembered(config, config.model, "image", config.encode.dtype, lambda: _weigh(_image_tower(config, facts)))
     identity = EncoderIdentity(
@@ -56,6 +61,7 @@ def checked_vectors(config: Config) -> CheckedModel:
         precision=config.encode.dtype,
         resample=facts.resample,
         dct_scaled=config.decode.resize == "fast",
+        at_keyframes=config.sampling.policy == "keyframes",
     )
     size = _record_size(facts.dimensions)
     media = VectorSpace(

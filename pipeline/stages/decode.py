@@ -107,6 +107,7 @@ class DecodeBatches:
             page=item.media.page,
             dct_scaled=identity.dct_scaled,
             by_range=by_range,
+            at_keyframes=identity.at_keyframes,
         )
         if item.geometry.cropped_size is None:
             return frames

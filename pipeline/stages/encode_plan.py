@@ -363,9 +363,10 @@ class _WindowPlanner:
         )
 
     def _sample(self, probe: Probe) -> SamplePlan:
-        plan = sample_plan(probe, self.context.config.sampling)
+        sampling = self.context.config.sampling
         if probe.modality != "video":
-            return plan
+            return sample_plan(probe, sampling)
+        plan = self.context.facts.sample(probe) if sampling.policy == "model" else sample_plan(probe, sampling)
         # A tower with a temporal patch of two frames cannot take one: the last frame is shown again.
         missing = self.context.min_frames - len(plan)
         return SamplePlan(pts_seconds=plan.pts_seconds + plan.pts_seconds[-1:] * max(0, missing))

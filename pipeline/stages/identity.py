@@ -24,7 +24,7 @@ class EncoderIdentity:
     """The terms of a key that are the encoder's: digests of weights, processor configuration and placeholder layout.
 
     `resample` is how frames are resized for it, and `dct_scaled` whether a JPEG's decoder does a part of it: parts of
-    the resize back end.
+    the resize back end. `at_keyframes`: of videos the keyframes before the planned times are shown.
     """
 
     weights: str
@@ -33,6 +33,7 @@ class EncoderIdentity:
     precision: str
     resample: Resample = "bicubic"
     dct_scaled: bool = False
+    at_keyframes: bool = False
 
     def digest(self) -> str:
         """16 hex digits over the terms."""
@@ -46,7 +47,7 @@ class EncoderIdentity:
             tenant=planned.tenant,
             content=content,
             sampling=planned.requested.pts_seconds if planned.probe.modality == "video" else (),
-            decode_backend=_decode_backend(planned.probe),
+            decode_backend=self._decode_backend(planned.probe),
             resize_backend=self._resize_backend(planned.probe.container),
             resized_size=planned.geometry.resized_size,
             processor=self.processor,
@@ -55,14 +56,15 @@ class EncoderIdentity:
             placeholder=self.placeholder,
         )
 
+    def _decode_backend(self, probe: Probe) -> str:
+        """A page is drawn at some size before it is resized, which changes its pixels as another library would."""
+        if probe.modality == "page":
+            return f"{PAGE_BACKEND},{probe.width}x{probe.height}"
+        return f"{DECODE_BACKEND},keyframes" if self.at_keyframes and probe.modality == "video" else DECODE_BACKEND
+
     def _resize_backend(self, container: str) -> str:
         scaled = "dct+" if self.dct_scaled and container == _SCALED else ""
         return scaled + resize_backend(self.resample)
-
-
-def _decode_backend(probe: Probe) -> str:
-    """A page is drawn at some size before it is resized, which changes its pixels as another library would."""
-    return DECODE_BACKEND if probe.modality != "page" else f"{PAGE_BACKEND},{probe.width}x{probe.height}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

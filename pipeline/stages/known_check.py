@@ -23,6 +23,7 @@ _READ: dict[str, Any] = {
     "pooling": True,
     "text": True,
     "score": True,
+    "sampling": {"policy"},
     "decode": {"resize"},
     "encode": {"dtype", "attention"},
     "generate": {"dtype", "attention", "system"},

@@ -4,14 +4,17 @@ from typing import Literal
 import pytest
 
 from pipeline.config import Sampling
-from pipeline.media.sampling import sample_plan
+from pipeline.errors import ItemError
+from pipeline.media.sampling import indices_plan, sample_plan
 from pipeline.schema import Probe
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    policy: Literal["fps", "uniform"] = "fps"
+    policy: Literal["fps", "uniform", "every_n_seconds", "timestamps", "keyframes", "model"] = "fps"
     fps: float = 1.0
+    every_n_seconds: float = 1.0
+    timestamps: tuple[float, ...] = ()
     num_frames: int = 8
     min_frames: int = 1
     max_frames: int = 1000
@@ -54,6 +57,11 @@ def test_an_image_is_its_only_frame():
         (2, 25, Policy(fps=2, min_frames=4), (0.0, 0.04)),
         (1, 25, Policy(fps=2, min_frames=4), (0.0,)),
         (5, 5, Policy(fps=50), (0.0, 0.2, 0.4, 0.6, 0.8)),  # faster than the clip: every frame once
+        (100, 10, Policy(policy="every_n_seconds", every_n_seconds=4), (0.0, 4.0, 8.0)),
+        (100, 10, Policy(policy="every_n_seconds", every_n_seconds=60, min_frames=4), (0.0,)),
+        (100, 10, Policy(policy="every_n_seconds", every_n_seconds=1, max_frames=2), (0.0, 9.9)),
+        (100, 10, Policy(policy="keyframes", num_frames=4), (0.0, 3.3, 6.6, 9.9)),
+        (100, 10, Policy(policy="timestamps", timestamps=(0.5, 7.25, 9.95, 10.0, 60.0)), (0.5, 7.25, 9.9)),
     ],
 )
 def test_times(num_frames, rate, policy, expected):
@@ -91,3 +99,13 @@ def test_a_day_at_a_high_rate_is_not_listed_before_it_is_limited():
 def test_the_configuration_section_is_a_policy():
     plan = sample_plan(clip(300, 30), Sampling(policy="fps", fps=2.0, min_frames=4, max_frames=64))
     assert plan.pts_seconds == pytest.approx([k / 2 for k in range(20)])
+
+
+def test_timestamps_behind_the_end_leave_nothing():
+    with pytest.raises(ItemError) as caught:
+        sample_plan(clip(100, 10), Policy(policy="timestamps", timestamps=(10.0, 11.0)))
+    assert (caught.value.stage, caught.value.code) == ("plan", "no_frame_sampled")
+
+
+def test_numbered_frames_are_asked_for_in_their_middle():
+    assert indices_plan(clip(100, 10), [7, 0, 99, 120]).pts_seconds == pytest.approx((0.05, 0.75, 9.95, 9.95))

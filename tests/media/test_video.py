@@ -332,6 +332,26 @@ def count_runs_in_sequence(monkeypatch) -> list[int]:
     return runs
 
 
+@pytest.mark.parametrize("by_range", [False, True])
+@pytest.mark.parametrize("name", ["h264 gop 12", "h264 open gop", "hevc open gop", "h264 VFR", "h264 starts at 5 s"])
+def test_at_keyframes_the_keyframe_before_is_shown(clips, name, by_range, monkeypatch):
+    data, truth = clips(name)
+    with av.open(io.BytesIO(data)) as container:
+        stream = container.streams.video[0]
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        first = min(packet.pts for packet in packets)
+        keys = sorted(float((packet.pts - first) * stream.time_base) for packet in packets if packet.is_keyframe)
+    times = [0.0, 0.3, 1.1, 2.0, truth[-1][0]]
+    expected = [max(key for key in keys if key <= time + 1e-6) for time in times]
+    assert len(set(expected)) > 2
+    decoded = count_decoded(monkeypatch)
+    plan = SamplePlan(pts_seconds=tuple(times))
+    frames = decode_video(io.BytesIO(data), plan, None, at_keyframes=True, by_range=by_range)
+    assert frames.pts_seconds == pytest.approx(expected, abs=1e-6)
+    assert all(np.array_equal(a, shown_at(truth, b)) for a, b in zip(frames.pixels, expected, strict=True))
+    assert len(decoded) == len(set(expected))
+
+
 class Counted(io.BytesIO):
     """Counts the bytes that are read."""
 
