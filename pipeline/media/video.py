@@ -17,6 +17,7 @@ from av.video.frame import VideoFrame
 from av.video.reformatter import VideoReformatter
 
 from pipeline.errors import ItemError
+from pipeline.media.av1 import Av1Sequence, is_unreferenced, read_sequence
 from pipeline.media.clip import Clip, VideoPacket, open_clip
 from pipeline.media.packets import Run
 from pipeline.media.resize import Resample, resize_frames
@@ -166,16 +167,22 @@ def _decode_by_keyframe(clip: Clip, wish: _Wish) -> tuple[int, _Canvas] | None:
 def _decode_run(clip: Clip, run: Run) -> Iterator[VideoFrame]:
     """Frames of the targets and of what they refer to, in the order of display.
 
-    Pictures to which no other refers are not decoded, for codecs whose decoders can tell and leave them out exactly.
+    Pictures to which no other refers are not decoded, for codecs whose decoders can tell and leave them out exactly;
+    AV1's decoder is not given them. VP9 has none: libvpx has each picture refresh a reference (looked at in four modes).
     """
     context = clip.context
     context.flush_buffers()
-    can_skip = context.codec.canonical_name in _SKIPS_NONREF
+    codec = context.codec.canonical_name
+    sequence: Av1Sequence | None = None
     try:
         for number, packet in enumerate(clip.packets(run.start, run.end + 1), run.start):
-            if can_skip:
-                context.skip_frame = "DEFAULT" if number in run.targets else "NONREF"
-            yield from _fed(context, packet)
+            is_target = number in run.targets
+            if codec in _SKIPS_NONREF:
+                context.skip_frame = "DEFAULT" if is_target else "NONREF"
+            if codec == "av1" and number == run.start:
+                sequence = read_sequence(memoryview(packet))
+            if sequence is None or is_target or not is_unreferenced(memoryview(packet), sequence):
+                yield from _fed(context, packet)
         yield from _fed(context, None)
     finally:
         context.skip_frame = "DEFAULT"

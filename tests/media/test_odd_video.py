@@ -10,6 +10,7 @@ from media_files import HEIGHT, WIDTH, Recipe, full_decode, make_image, make_vid
 from odd_clips import ODD_CLIPS
 
 from pipeline.errors import ItemError
+from pipeline.media import video
 from pipeline.media.probe import probe_media
 from pipeline.media.video import decode_video
 from pipeline.schema import SamplePlan
@@ -111,3 +112,27 @@ def test_damaged_files_give_frames_or_a_verdict(name: str) -> None:
                 verdicts.append(error.code)
     assert set(verdicts) <= {"ok", "corrupt", "truncated", "unknown_format", "no_video_stream"}
     assert len(set(verdicts)) > 1
+
+
+AV1 = {
+    "random access": Recipe(library="libsvtav1", options={"g": "30", "preset": "10"}),
+    "low delay": Recipe(library="libsvtav1", options={"g": "60", "preset": "10", "svtav1-params": "pred-struct=1"}),
+    "screen content": Recipe(library="libsvtav1", options={"g": "30", "preset": "8", "svtav1-params": "scm=1"}),
+}
+
+
+@pytest.mark.parametrize("times", [[k / 4 for k in range(12)], [0.0, 1.3, 2.9], [1.63]])
+@pytest.mark.parametrize("name", AV1)
+def test_av1_without_the_pictures_that_none_refers_to(name: str, times: list[float], monkeypatch) -> None:
+    data = make_video(AV1[name])
+    truth = full_decode(data)
+    in_sequence = []
+    monkeypatch.setattr(video, "_decode_in_sequence", lambda clip, wish: in_sequence.append(1))
+    fed = []
+    feed = video._fed
+    monkeypatch.setattr(video, "_fed", lambda context, packet: fed.append(packet) or feed(context, packet))
+    reached = [t for t in times if t <= truth[-1][0]]
+    check(data, truth, reached)
+    assert not in_sequence
+    if name in ("random access", "low delay") and len(reached) < 12:
+        assert len(fed) < 0.9 * (1 + reached[-1] * 30)
