@@ -168,7 +168,8 @@ def _decode_run(clip: Clip, run: Run) -> Iterator[VideoFrame]:
     """Frames of the targets and of what they refer to, in the order of display.
 
     Pictures to which no other refers are not decoded, for codecs whose decoders can tell and leave them out exactly;
-    AV1's decoder is not given them. VP9 has none: libvpx has each picture refresh a reference (looked at in four modes).
+    AV1's decoder is not given them. VP9 has none: in what libvpx makes, looked at in four modes, each picture refreshes
+    a reference.
     """
     context = clip.context
     context.flush_buffers()
