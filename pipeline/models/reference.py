@@ -17,7 +17,6 @@ from transformers import (
 )
 
 from pipeline.errors import ConfigError
-from pipeline.media.resize import resize_frames
 from pipeline.models.dual_encoder import DualEncoderFacts, ImageTower
 from pipeline.models.embedder import TextSide
 from pipeline.models.reranker import ScorerFacts
@@ -145,10 +144,7 @@ def dual_encoder_images(
     images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in _SIZES]
 
     def ours(pictures: Sequence[Any]) -> Vectors:
-        sized = [
-            resize_frames(p[None], facts.image_geometry(*p.shape[:2]).resized_size, facts.resample)[0] for p in pictures
-        ]
-        return tower.embed_images(sized)
+        return tower.embed_images([facts.sizing.apply(picture) for picture in pictures])
 
     @torch.inference_mode()
     def theirs(pictures: Sequence[Any]) -> Vectors:

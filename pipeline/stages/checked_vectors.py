@@ -54,7 +54,7 @@ def checked_vectors(config: Config) -> CheckedModel:
         processor=facts.image_digest,
         placeholder="none",
         precision=config.encode.dtype,
-        resample=facts.resample,
+        resample=facts.sizing.resample,
         dct_scaled=config.decode.resize == "fast",
     )
     size = _record_size(facts.dimensions)
