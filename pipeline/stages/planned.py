@@ -52,6 +52,12 @@ def rows_to_do(
         yield {**_batch_row(window, number, digest), **(work(batch) if known is None else {"receipt": known[1]})}
 
 
+def ready_receipt(window: Window) -> Receipt:
+    """Says that a window has no batches: all that its rows are made of is there."""
+    counts = {"batches": 0, "items": window.stop - window.start}
+    return Receipt(stage="ready", window=window.index, batch=-1, digest="", counts=counts)
+
+
 def plan_receipt(
     stage: Literal["prompt", "tokenize"],
     window: Window,
