@@ -110,8 +110,9 @@ def text_scores(facts: ScorerFacts, dtype: str) -> Callable[[Sequence[Any]], lis
 def image_scores(
     facts: ImageClassifierFacts, activation: str, dtype: str
 ) -> tuple[Callable[[Sequence[Any]], list[Vectors]], Callable[[Sequence[Any]], list[Vectors]], list[Any]]:
-    """What our classifier, all images in a batch, and transformers' pipeline make of images, (labels,) each, and images
-    to try: noise, in sizes."""
+    """What our classifier makes of images in a batch, and transformers' pipeline of each, (labels,); and images to try:
+    noise, in sizes.
+    """
     classifier = ImageClassifier(facts, dtype=dtype, device="cpu")
     classify = pipeline("image-classification", model=facts.path, device="cpu", dtype=getattr(torch, dtype))
 
