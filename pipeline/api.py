@@ -49,8 +49,8 @@ def rerank(manifest: Manifest, config: Configuration) -> ray.data.Dataset:
 
 
 def score(manifest: Manifest, config: Configuration) -> ray.data.Dataset:
-    """As `caption`, of the job `score_texts`: rows with a classifier's or reward model's scores."""
-    return _run(manifest, config, ("score_texts",))
+    """As `caption`, of the jobs `score_texts` and `score_media`: rows with a classifier's or reward model's scores."""
+    return _run(manifest, config, ("score_texts", "score_media"))
 
 
 def _run(manifest: Manifest, config: Configuration, jobs: tuple[str, ...]) -> ray.data.Dataset:

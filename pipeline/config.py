@@ -198,13 +198,16 @@ class Rank(Section):
 
 
 class Score(Section):
-    """Classifiers and reward models: scores of a text, or with `per_token` of each of its tokens.
+    """Classifiers and reward models: scores of a text, or with `per_token` of each of its tokens; of media.
 
     `activation` is applied to the logits. auto: what transformers' pipeline for the task applies (softmax over several
-    labels, sigmoid of one, nothing for regression).
+    labels, sigmoid of one, nothing for regression). A `video` has the scores of its frames' mean logits, or of each
+    label the highest score (max); with `per_frame` its frames' own are kept, too.
     """
 
     per_token: bool = False
+    per_frame: bool = False
+    video: Literal["mean", "max"] = "mean"
     activation: Literal["auto", "none", "sigmoid", "softmax"] = "auto"
 
 
@@ -340,7 +343,7 @@ class RayOptions(Section):
 class Config(Section):
     """A complete run. See `configs/` for examples; `headrace run FILE --set a.b=c` reaches every field."""
 
-    job: Literal["caption_videos", "embed_backfill", "index_documents", "rerank", "score_texts"]
+    job: Literal["caption_videos", "embed_backfill", "index_documents", "rerank", "score_texts", "score_media"]
     input: str
     output: str = "output"
     run_id: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")] | None = None
@@ -377,6 +380,13 @@ class Config(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _scores_are_of_what_there_is(self) -> Config:
+        for name, job, parts in (("per_token", "score_texts", "texts"), ("per_frame", "score_media", "videos")):
+            if getattr(self.score, name) and self.job != job:
+                raise ValueError(f"score.{name} is for {parts}, of the job {job}, not for {self.job}")
+        return self
+
     @field_validator("budget", mode="before")
     @classmethod
     def _tier_by_name(cls, value: Any) -> Any:
@@ -404,7 +414,7 @@ class Config(Section):
 
     def scorer_options(self) -> dict[str, Any]:
         """What a scorer is loaded with: rerankers have an activation of their own."""
-        return self.score.model_dump() if self.job == "score_texts" else {}
+        return self.score.model_dump(include={"per_token", "activation"}) if self.job == "score_texts" else {}
 
     def limits(self) -> Budget:
         """The admission budget in force."""

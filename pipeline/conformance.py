@@ -19,9 +19,11 @@ from pipeline.errors import ConfigError
 from pipeline.language.batching import in_input_order, plan_text_batches
 from pipeline.models.dual_encoder import DualEncoderFacts
 from pipeline.models.embedder import TextSide, embed_texts
+from pipeline.models.image_classifier import ImageClassifierFacts
 from pipeline.models.reference import (
     dual_encoder_images,
     dual_encoder_texts,
+    image_scores,
     pair_scores,
     sentence_vectors,
     text_scores,
@@ -61,6 +63,8 @@ def conform(config: Config) -> list[tuple[str, list[Verdict]]]:
     """
     if config.job in ("rerank", "score_texts"):
         return [(f"scores, {config.model}", _check_scores(config))]
+    if config.job == "score_media":
+        return [(f"scores of images, {config.model}", _check_image_scores(config))]
     if config.job not in ("embed_backfill", "index_documents"):
         raise ConfigError(f"headrace conform is for jobs that embed, rank or score, not for {config.job}")
     side = TextSide.load(config.text_model, config.text_pooling(), config.text.prompt_name)
@@ -165,8 +169,6 @@ def _check_scores(config: Config) -> list[Verdict]:
     limit, padding = facts.contract.for_texts()
     found, expected = ours(items), theirs(items)
     [cut] = tokenize([long], prompt_name)
-    turned = [*range(len(items))][::-1]
-    labels = f"{len(facts.labels)} scores" if len(facts.labels) > 1 else "one score"
     of = "a token" if facts.contract.output.shape == "token_scores" else "a text"
     return [
         _closeness("method", "the model's own head", found, expected),
@@ -186,7 +188,43 @@ def _check_scores(config: Config) -> list[Verdict]:
             ours([*items, long])[: len(items)],
             note="each text alone, and beside a long one",
         ),
-        _closeness("output", f"{labels} of {of}: {', '.join(facts.labels)}", found, expected),
+        *_scores_in_order(facts.labels, of, ours, items, found, expected),
+    ]
+
+
+def _check_image_scores(config: Config) -> list[Verdict]:
+    facts = ImageClassifierFacts.load(config.model)
+    activation = facts.activation(config.score.activation)
+    ours, theirs, images = image_scores(facts, activation, config.encode.dtype)
+    found, expected = ours(images), theirs(images)
+    return [
+        _closeness("method", "the model's own head", found, expected),
+        _closeness("normalisation", f"{activation.rpartition('.')[2]} over the head's logits", found, expected),
+        Verdict(field="truncation", says="of texts only", agrees=True, measured="images are resized, not truncated"),
+        _closeness(
+            "padding",
+            "none, or patches that are masked",
+            [ours([image])[0] for image in images],
+            found,
+            note="each image alone, and in a batch",
+        ),
+        *_scores_in_order(facts.labels, "an image", ours, images, found, expected),
+    ]
+
+
+def _scores_in_order(
+    names: Sequence[str],
+    of: str,
+    ours: Callable[[Sequence[Any]], list[Vectors]],
+    items: Sequence[Any],
+    found: Sequence[Vectors],
+    expected: Sequence[Vectors],
+) -> list[Verdict]:
+    """The verdicts on output and item order."""
+    turned = [*range(len(items))][::-1]
+    labels = f"{len(names)} scores" if len(names) > 1 else "one score"
+    return [
+        _closeness("output", f"{labels} of {of}: {', '.join(names)}", found, expected),
         _closeness(
             "item order",
             "that of the input",

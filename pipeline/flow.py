@@ -3,6 +3,7 @@
 manifest → probe → admit → plan → decode → encode → persist       encode pass: media → features
 requests → prompt → plan → fetch features → generate → restore → write   generate pass: features → text
 requests → tokenize → plan → embed or score → restore → write            pool pass: → vectors, scores
+features → restore → write                                               pool pass of a classifier: logits → scores
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ from pipeline.stages.generate_finish import finish_generate_window
 from pipeline.stages.identity import CheckedModel
 from pipeline.stages.known_check import known_check
 from pipeline.stages.outcomes import encode_batch_receipts, remove_outcome
+from pipeline.stages.planned import ready_receipt
 from pipeline.stages.pool_finish import finish_pool_window
 from pipeline.stages.pool_plan import PlanTextWindow
 from pipeline.stages.prompt import PlanPromptWindow
@@ -56,6 +58,7 @@ from pipeline.stages.prompt_vectors_finish import finish_prompt_vectors_window
 from pipeline.stages.rank_finish import finish_rank_window
 from pipeline.stages.rank_plan import PlanPairsWindow
 from pipeline.stages.score_finish import finish_score_window
+from pipeline.stages.score_media_finish import finish_score_media_window
 from pipeline.stages.score_plan import PlanScoresWindow
 from pipeline.storage import Folder
 
@@ -129,6 +132,11 @@ def score_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Rec
     return _text_pass(context, windows, PlanScoresWindow, "pipeline.stages.score_texts:ScoreTexts")
 
 
+def score_media_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
+    """Logits → labels and scores: by the task that publishes a window, for it is no more than arithmetic."""
+    return map(ready_receipt, windows)
+
+
 def _text_pass(
     context: StageContext,
     windows: Sequence[Window],
@@ -173,6 +181,7 @@ EMBED = Pass(name="generate", receipts=embed_pass, finish=finish_prompt_vectors_
 POOL = Pass(name="pool", receipts=pool_pass, finish=finish_pool_window)
 RANK = Pass(name="pool", receipts=rank_pass, finish=finish_rank_window)
 SCORE = Pass(name="pool", receipts=score_pass, finish=finish_score_window)
+SCORE_MEDIA = Pass(name="pool", receipts=score_media_pass, finish=finish_score_media_window)
 # The pass that writes an item's row, by job; the encode pass comes before it where there are media to encode.
 ANSWERS: dict[str, Pass] = {
     "caption_videos": GENERATE,
@@ -180,6 +189,7 @@ ANSWERS: dict[str, Pass] = {
     "index_documents": POOL,
     "rerank": RANK,
     "score_texts": SCORE,
+    "score_media": SCORE_MEDIA,
 }
 
 

@@ -230,7 +230,7 @@ class Receipt:
     `counts` and `seconds` are additive: every number of the run's summary is a sum over receipts.
     """
 
-    stage: Literal["plan", "encode", "prompt", "generate", "tokenize", "pool"]
+    stage: Literal["plan", "encode", "prompt", "generate", "tokenize", "ready", "pool"]
     window: int
     batch: int
     digest: str

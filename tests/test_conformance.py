@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ from jobs.cli import app
 from pipeline.config import Config, parse_config
 from pipeline.conformance import conform
 from pipeline.errors import ConfigError
+from pipeline.models.image_sizing import ImageSizing
+from tests.models.classifier_folders import CLASSIFIERS, save_classifier
 from tests.models.dual_folders import FAMILIES, save_dual
 from tests.models.text_folders import bert, save_plain
 
@@ -105,6 +108,26 @@ def test_scores_of_texts_that_are_cut_otherwise_differ(job: str, truncation: dic
     [(_, verdicts)] = conform(scored(folder, job, pooling={"truncation": truncation}))
     # Most texts have more of this model's tokens than 32, so that other fields may differ with it.
     assert "truncation" in [each.field for each in verdicts if not each.agrees]
+
+
+@pytest.mark.parametrize("activation", ["auto", "none", "sigmoid"])
+@pytest.mark.parametrize("family", ["vit", "convnext", "siglip2"])
+def test_image_classifiers_conform(family: str, activation: str, tmp_path: Path) -> None:
+    folder = save_classifier(tmp_path, *CLASSIFIERS[family]())
+    [(_, verdicts)] = conform(scored(folder, "score_media", score={"activation": activation}))
+    assert [each.field for each in verdicts] == FIELDS
+    assert [each for each in verdicts if not each.agrees] == []
+    assert "3 scores of an image: kind 0, kind 1, kind 2" in verdicts[4].says
+
+
+def test_scores_of_images_that_are_resized_otherwise_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save_classifier(tmp_path, *CLASSIFIERS["vit"]())
+    plain = ImageSizing.apply
+    monkeypatch.setattr(ImageSizing, "apply", lambda sizing, image: plain(replace(sizing, resample="bicubic"), image))
+    monkeypatch.setattr("pipeline.models.image_classifier.check_sizing", lambda *_: None)
+    [(_, verdicts)] = conform(scored(folder, "score_media"))
+    differ = [each.field for each in verdicts if not each.agrees]
+    assert differ == ["method", "normalisation", "output"]
 
 
 def test_jobs_without_a_contract_are_refused() -> None:

@@ -11,23 +11,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import torch
-from transformers import AutoImageProcessor, CLIPModel, Siglip2Model, SiglipModel
+from transformers import CLIPModel, Siglip2Model, SiglipModel
 
 from pipeline.errors import ConfigError
 from pipeline.features.identity import canonical_json
-from pipeline.media.resize import Resample
 from pipeline.models.checkpoint import load_config, load_tokenizer, load_whole, tokenizer_digest, weights_digest
+from pipeline.models.image_sizing import Images, ImageSizing, load_image_processor, network_inputs, read_sizing
 from pipeline.models.location import resolve_model
 from pipeline.models.padding import pad_mask, pad_rows
 from pipeline.models.vision_language import resolve_device
-from pipeline.planning.image_size import (
-    ExactSize,
-    ImageGeometry,
-    ImageRule,
-    MaxPatches,
-    ResizeRule,
-    ShortestEdge,
-)
+from pipeline.planning.image_size import ImageGeometry, ImageRule, MaxPatches
 from pipeline.pooling.contract import Normalisation, Output, Padding, PoolingContract, Truncation
 from pipeline.pooling.pool import finish
 
@@ -37,14 +30,13 @@ _PARTS: dict[Tower, tuple[str, ...]] = {
     "text": ("text_model", "text_projection"),
     "image": ("vision_model", "visual_projection"),
 }
-_RESAMPLE: dict[int, Resample] = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
 
 
 @dataclass(frozen=True, kw_only=True)
 class DualEncoderFacts:
     """Tokenizer, image processor, configuration and contracts of a dual encoder; loads no weights.
 
-    Images are resized by `resample` to `image_geometry(…).resized_size`, and the middle of them shown to the model.
+    Images are sized by `sizing` to what `image_geometry` says.
     """
 
     model: str
@@ -54,9 +46,7 @@ class DualEncoderFacts:
     image_processor: Any
     text_contract: PoolingContract
     image_contract: PoolingContract
-    resize: ResizeRule
-    resample: Resample
-    crop: tuple[int, int] | None
+    sizing: ImageSizing
 
     @classmethod
     def load(cls, model: str, pooling: Mapping[str, Any] | None = None) -> DualEncoderFacts:
@@ -75,10 +65,7 @@ class DualEncoderFacts:
         if config.model_type not in FAMILIES:
             raise ConfigError(f"{where}: {config.model_type!r} is none of the families {', '.join(FAMILIES)}")
         tokenizer = load_tokenizer(model, path)
-        try:
-            image_processor: Any = AutoImageProcessor.from_pretrained(path)  # type: ignore[no-untyped-call]
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{where}: its image processor cannot be loaded: {error}") from error
+        image_processor = load_image_processor(where, path)
         facts = cls(
             model=model,
             path=path,
@@ -87,9 +74,7 @@ class DualEncoderFacts:
             image_processor=image_processor,
             text_contract=_text_contract(config, tokenizer).with_given(given),
             image_contract=_contract(None, None).with_given(given),
-            resize=_resize_rule(where, image_processor),
-            resample=_resample(where, image_processor),
-            crop=_crop(image_processor),
+            sizing=read_sizing(where, image_processor),
         )
         facts._check(where)
         return facts
@@ -104,11 +89,12 @@ class DualEncoderFacts:
             )
         side = getattr(self.config.vision_config, "image_size", None)
         made = self.image_geometry(480, 640).cropped_size
-        if not isinstance(self.resize, MaxPatches) and made != (side, side):
+        resize = self.sizing.resize
+        if not isinstance(resize, MaxPatches) and made != (side, side):
             raise ConfigError(f"{where}: its processor makes images of {made}, its tower takes {side} x {side}")
         patch = self.config.vision_config.patch_size
-        if isinstance(self.resize, MaxPatches) and self.resize.patch_size != patch:
-            raise ConfigError(f"{where}: its processor cuts patches of {self.resize.patch_size}, its tower of {patch}")
+        if isinstance(resize, MaxPatches) and resize.patch_size != patch:
+            raise ConfigError(f"{where}: its processor cuts patches of {resize.patch_size}, its tower of {patch}")
         if getattr(self.config.vision_config, "vision_use_head", True) is False:
             raise ConfigError(f"{where}: its vision tower has no head that pools")
 
@@ -132,7 +118,7 @@ class DualEncoderFacts:
     @property
     def image_rule(self) -> ImageRule:
         """How images are sized."""
-        return ImageRule(resize=self.resize, crop=self.crop, patch_size=self.config.vision_config.patch_size)
+        return self.sizing.rule(self.config.vision_config.patch_size)
 
     @cached_property
     def text_digest(self) -> str:
@@ -174,32 +160,6 @@ def _text_contract(config: Any, tokenizer: Any) -> PoolingContract:
         side=tokenizer.padding_side, to="max_tokens" if fixed else "longest", excluded=masked or not fixed
     )
     return _contract(Truncation(side=tokenizer.truncation_side, max_tokens=limit), padding)
-
-
-def _resize_rule(where: str, processor: Any) -> ResizeRule:
-    if getattr(processor, "max_num_patches", None) is not None:
-        return MaxPatches(patch_size=processor.patch_size, max_patches=processor.max_num_patches)
-    size = processor.size
-    names = {name for name in ("height", "width", "shortest_edge", "longest_edge") if getattr(size, name, None)}
-    if processor.do_resize and names == {"height", "width"}:
-        return ExactSize(height=size.height, width=size.width)
-    if processor.do_resize and names == {"shortest_edge"}:
-        return ShortestEdge(edge=size.shortest_edge)
-    raise ConfigError(
-        f"{where}: its image processor resizes by {size}, which is not supported ({processor.do_resize = })"
-    )
-
-
-def _resample(where: str, processor: Any) -> Resample:
-    if int(processor.resample) not in _RESAMPLE:
-        raise ConfigError(f"{where}: its image processor resamples by {processor.resample!r}, not bicubic or bilinear")
-    return _RESAMPLE[int(processor.resample)]
-
-
-def _crop(processor: Any) -> tuple[int, int] | None:
-    if not getattr(processor, "do_center_crop", None):
-        return None
-    return processor.crop_size.height, processor.crop_size.width
 
 
 def _load_tower(facts: DualEncoderFacts, tower: Tower, **options: Any) -> Any:
@@ -258,33 +218,13 @@ class ImageTower:
         return weights_digest(self.model)
 
     @torch.inference_mode()
-    def embed_images(self, images: Sequence[npt.NDArray[np.uint8]] | npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
+    def embed_images(self, images: Images) -> npt.NDArray[np.float32]:
         """float32 vectors (B, D) of B uint8 images (H, W, 3), or of one array (B, H, W, 3), in order.
 
         Each image has its `resized_size`, or has been cropped to its `cropped_size` already. Sizes may differ. Raises
         `ValueError` for an image that has neither.
         """
-        for image in images:
-            self._check_size(image)
-        tensors = [torch.from_numpy(image).permute(2, 0, 1).contiguous().to(self.device) for image in images]
-        options: dict[str, Any] = {"do_resize": False, "input_data_format": "channels_first", "return_tensors": "pt"}
-        if isinstance(self.facts.resize, MaxPatches):
-            patch = self.facts.resize.patch_size
-            # The most in the batch, not the most there can be: the rest is masked padding either way.
-            options["max_num_patches"] = max((i.shape[0] // patch) * (i.shape[1] // patch) for i in images)
-        inputs = self.facts.image_processor(images=tensors, **options).to(self.device)
+        inputs = network_inputs(self.facts.image_processor, self.facts.sizing, images, self.device)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
         output = self.model.get_image_features(**inputs)
         return np.asarray(finish(output.pooler_output.float(), self.facts.image_contract).cpu().numpy())
-
-    def _check_size(self, image: npt.NDArray[np.uint8]) -> None:
-        height, width, channels = image.shape
-        rule = self.facts.resize
-        if isinstance(rule, MaxPatches):
-            fits = not (height % rule.patch_size or width % rule.patch_size)
-        elif isinstance(rule, ShortestEdge):
-            fits = min(height, width) == rule.edge or (height, width) == self.facts.crop
-        else:
-            fits = (height, width) in ((rule.height, rule.width), self.facts.crop)
-        if channels != 3 or image.dtype != np.uint8 or not fits:
-            raise ValueError(f"an image of {image.dtype} {image.shape} was not resized by {rule}")

@@ -19,6 +19,7 @@ from pipeline.features.codec import FeatureRecord, TensorView
 from pipeline.features.identity import canonical_json
 from pipeline.models.checkpoint import load_config
 from pipeline.models.dual_encoder import FAMILIES, DualEncoderFacts, ImageTower, TextTower
+from pipeline.models.image_classifier import ImageClassifier
 from pipeline.models.location import resolve_model
 from pipeline.models.text import TextEmbedder, TextFacts
 from pipeline.pooling.contract import PoolingContract
@@ -105,7 +106,7 @@ def embed_texts(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FrameVectors:
-    """One item's vectors (T, D): of an image one, of a video one a frame."""
+    """One item's vectors, or logits, (T, D): of an image one, of a video one a frame."""
 
     slot: Modality
     vectors: npt.NDArray[np.float32]
@@ -125,10 +126,14 @@ class FrameVectors:
 
 
 class FrameEncoder:
-    """The image tower of a dual encoder, on the frames of planned items."""
+    """A network that looks at each frame by itself, on the frames of planned items.
 
-    def __init__(self, facts: DualEncoderFacts, *, dtype: str, device: str, attention: str | None = None) -> None:
-        self.tower = ImageTower(facts, dtype=dtype, device=device, attention=attention)
+    Of an image tower it stores vectors, of an image classifier logits.
+    """
+
+    def __init__(self, network: ImageTower | ImageClassifier) -> None:
+        self.device = network.device
+        self.compute = network.logits if isinstance(network, ImageClassifier) else network.embed_images
 
     def encode(
         self, modality: Modality, items: Sequence[Frames], geometries: Sequence[Geometry], seconds: dict[str, float]
@@ -139,8 +144,8 @@ class FrameEncoder:
         """
         started = time.perf_counter()
         frames = np.concatenate([item.pixels for item in items])  # (frames of all items, H, W, 3)
-        vectors = self.tower.embed_images(frames)
-        if self.tower.device.type == "cuda":
+        vectors = self.compute(frames)
+        if self.device.type == "cuda":
             torch.cuda.synchronize()
         seconds["vision_encode"] = seconds.get("vision_encode", 0.0) + time.perf_counter() - started
         ends = np.cumsum([len(item.pixels) for item in items])

@@ -1,4 +1,4 @@
-"""The same vectors by the libraries that models are made for; for checking, never for work."""
+"""The same vectors and scores by the libraries that models are made for; for checking, never for work."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ from transformers import (
 )
 
 from pipeline.errors import ConfigError
-from pipeline.media.resize import resize_frames
 from pipeline.models.dual_encoder import DualEncoderFacts, ImageTower
 from pipeline.models.embedder import TextSide
+from pipeline.models.image_classifier import ImageClassifier, ImageClassifierFacts
 from pipeline.models.reranker import ScorerFacts
 from pipeline.models.text import TextFacts, read_max_tokens
 from pipeline.pooling.contract import PoolingContract
+from pipeline.pooling.scores import activate
 
 Vectors = npt.NDArray[np.float32]
 _SIZES = ((48, 80), (90, 33), (200, 201), (64, 64), (31, 47))  # (height, width)
@@ -81,7 +82,7 @@ def text_scores(facts: ScorerFacts, dtype: str) -> Callable[[Sequence[Any]], lis
     """transformers' text classification pipeline, (labels,) a text; of tokens (tokens, labels), the model alone."""
     tokenizer = AutoTokenizer.from_pretrained(facts.path)
     options: dict[str, Any] = {"truncation": True, "max_length": read_max_tokens(facts.config, tokenizer, None)}
-    applied = facts.activation.rpartition(".")[2].lower().replace("identity", "none")
+    applied = _applied(facts.activation)
     if facts.contract.output.shape == "token_scores":
         model: Any = AutoModelForTokenClassification.from_pretrained(facts.path, dtype=getattr(torch, dtype)).eval()
         activation = {"none": torch.nn.Identity(), "sigmoid": torch.nn.Sigmoid(), "softmax": torch.nn.Softmax(-1)}
@@ -101,10 +102,43 @@ def text_scores(facts: ScorerFacts, dtype: str) -> Callable[[Sequence[Any]], lis
 
     def score(texts: Sequence[Any]) -> list[Vectors]:
         found = [classify(text, top_k=None, function_to_apply=applied, **options) for text in texts]
-        scores = [{each["label"]: each["score"] for each in one} for one in found]
-        return [np.array([each[label] for label in facts.labels], np.float32) for each in scores]
+        return _in_order(found, facts.labels)
 
     return score
+
+
+def image_scores(
+    facts: ImageClassifierFacts, activation: str, dtype: str
+) -> tuple[Callable[[Sequence[Any]], list[Vectors]], Callable[[Sequence[Any]], list[Vectors]], list[Any]]:
+    """What our classifier makes of images in a batch, and transformers' pipeline of each, (labels,); and images to try:
+    noise, in sizes.
+    """
+    classifier = ImageClassifier(facts, dtype=dtype, device="cpu")
+    classify = pipeline("image-classification", model=facts.path, device="cpu", dtype=getattr(torch, dtype))
+
+    def ours(pictures: Sequence[Any]) -> list[Vectors]:
+        return list(activate(classifier.logits([facts.sizing.apply(picture) for picture in pictures]), activation))
+
+    def theirs(pictures: Sequence[Any]) -> list[Vectors]:
+        options: dict[str, Any] = {"top_k": len(facts.labels), "function_to_apply": _applied(activation)}
+        return _in_order([classify(picture, **options) for picture in pictures], facts.labels)
+
+    return ours, theirs, _noise()
+
+
+def _applied(activation: str) -> str:
+    """A dotted name as transformers' pipelines have it."""
+    return activation.rpartition(".")[2].lower().replace("identity", "none")
+
+
+def _in_order(found: Sequence[Sequence[dict[str, Any]]], labels: Sequence[str]) -> list[Vectors]:
+    scores = [{each["label"]: each["score"] for each in one} for one in found]
+    return [np.array([each[label] for label in labels], np.float32) for each in scores]
+
+
+def _noise() -> list[Any]:
+    rng = np.random.default_rng(2)
+    return [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in _SIZES]
 
 
 def _not_installed() -> ConfigError:
@@ -141,14 +175,9 @@ def dual_encoder_images(
     """What our tower and the whole model with its own processor make of images, and images to try: noise, in sizes."""
     model: Any = AutoModel.from_pretrained(facts.path, dtype=getattr(torch, dtype)).eval()
     tower = ImageTower(facts, dtype=dtype, device="cpu")
-    rng = np.random.default_rng(2)
-    images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in _SIZES]
 
     def ours(pictures: Sequence[Any]) -> Vectors:
-        sized = [
-            resize_frames(p[None], facts.image_geometry(*p.shape[:2]).resized_size, facts.resample)[0] for p in pictures
-        ]
-        return tower.embed_images(sized)
+        return tower.embed_images([facts.sizing.apply(picture) for picture in pictures])
 
     @torch.inference_mode()
     def theirs(pictures: Sequence[Any]) -> Vectors:
@@ -156,7 +185,7 @@ def dual_encoder_images(
         inputs["pixel_values"] = inputs["pixel_values"].to(model.dtype)
         return _finished(model.get_image_features(**inputs).pooler_output, facts.image_contract)
 
-    return ours, theirs, images
+    return ours, theirs, _noise()
 
 
 def _finished(vectors: torch.Tensor, contract: PoolingContract) -> Vectors:

@@ -16,6 +16,7 @@ from transformers import AutoModelForSequenceClassification, AutoModelForTokenCl
 
 from pipeline.errors import ConfigError
 from pipeline.features.identity import canonical_json
+from pipeline.models.activation import IDENTITY, NAMED, SIGMOID, SOFTMAX, pipeline_activation
 from pipeline.models.checkpoint import (
     load_config,
     load_tokenizer,
@@ -37,11 +38,6 @@ from pipeline.models.sentence_folder import (
 from pipeline.models.text import check_max_tokens, read_max_tokens
 from pipeline.models.vision_language import resolve_device
 from pipeline.pooling.contract import Normalisation, Output, Padding, PoolingContract, Truncation
-
-_SIGMOID = "torch.nn.modules.activation.Sigmoid"
-_IDENTITY = "torch.nn.modules.linear.Identity"
-_SOFTMAX = "torch.nn.modules.activation.Softmax"
-_NAMED = {"none": _IDENTITY, "sigmoid": _SIGMOID, "softmax": _SOFTMAX}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -205,29 +201,25 @@ def _spans(encoding: Any) -> list[tuple[int, int] | None]:
 
 
 def _given_activation(given: str | None, config: Any, per_token: bool) -> str | None:
-    """`auto` is as in transformers' `TextClassificationPipeline.postprocess` and `TokenClassificationPipeline`."""
+    """`auto` is as in transformers' pipelines."""
     if given != "auto":
-        return None if given is None else _NAMED[given]
-    if per_token:
-        return _SOFTMAX
-    if config.problem_type == "regression":
-        return _IDENTITY
-    return _SIGMOID if config.problem_type == "multi_label_classification" or config.num_labels == 1 else _SOFTMAX
+        return None if given is None else NAMED[given]
+    return SOFTMAX if per_token else pipeline_activation(config)
 
 
 def _activation_module(path: str, name: str) -> nn.Module:
-    return nn.Softmax(dim=-1) if name == _SOFTMAX else torch_module(path, name)
+    return nn.Softmax(dim=-1) if name == SOFTMAX else torch_module(path, name)
 
 
 def _own_activation(path: str, config: Any, per_token: bool) -> str:
     """As `CrossEncoder.get_default_activation_fn` has it: as saved, else sigmoid for one label, nothing for several."""
     if per_token:
-        return _IDENTITY
+        return IDENTITY
     folder = read_json(path, "config_sentence_transformers.json") or {}
     inside = getattr(config, "sentence_transformers", None) or {}
     before_4 = getattr(config, "sbert_ce_default_activation_function", None)
     named = (folder.get("activation_fn") if read_modules(path) else None) or inside.get("activation_fn") or before_4
-    return named or (_SIGMOID if config.num_labels == 1 else _IDENTITY)
+    return named or (SIGMOID if config.num_labels == 1 else IDENTITY)
 
 
 class Scorer:

@@ -18,9 +18,10 @@ _PASS_OF_STAGE: dict[str, PassName] = {
     "prompt": "generate",
     "generate": "generate",
     "tokenize": "pool",
+    "ready": "pool",
     "pool": "pool",
 }
-_PLANNING_STAGES = ("plan", "prompt", "tokenize")
+_PLANNING_STAGES = ("plan", "prompt", "tokenize", "ready")
 
 
 def receipt_to_json(receipt: Receipt) -> str:

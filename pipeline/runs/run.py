@@ -31,6 +31,7 @@ _NAMES = {
     "index_documents": "documents",
     "rerank": "rerank",
     "score_texts": "score",
+    "score_media": "score-media",
 }
 TEXTS: dict[str, tuple[str, ...]] = {
     "embed_backfill": ("text",),

@@ -16,7 +16,12 @@ from pipeline.models.self_check import check_halves
 from pipeline.models.vision_encoder import VisionEncoder
 from pipeline.models.vision_language import VisionLanguageFacts
 from pipeline.schema import RecordSize, VectorSpaces
-from pipeline.stages.checked_vectors import checked_scorer, checked_vectors, prompted_space
+from pipeline.stages.checked_vectors import (
+    checked_image_classifier,
+    checked_scorer,
+    checked_vectors,
+    prompted_space,
+)
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
 from pipeline.stages.known_check import remember_check
 
@@ -31,6 +36,8 @@ def checked_model(config: Config, device: str) -> CheckedModel:
 def _check(config: Config, device: str) -> CheckedModel:
     if config.job in ("rerank", "score_texts"):
         return checked_scorer(config)
+    if config.job == "score_media":
+        return checked_image_classifier(config, device)
     prompted = config.job == "embed_backfill" and is_vision_language(config.model)
     if config.job != "caption_videos" and not prompted:
         return checked_vectors(config)

@@ -14,9 +14,11 @@ from pipeline.errors import ConfigError
 from pipeline.features.codec import encode_record
 from pipeline.features.identity import canonical_json
 from pipeline.features.store import FeatureStore
+from pipeline.media.resize import Resample
 from pipeline.models.checkpoint import checkpoint_name
 from pipeline.models.dual_encoder import DualEncoderFacts, ImageTower
 from pipeline.models.embedder import FrameVectors, TextSide, is_dual_encoder
+from pipeline.models.image_classifier import CONTRACT, ImageClassifier, ImageClassifierFacts
 from pipeline.models.location import resolve_model
 from pipeline.models.prompt_embedder import PromptEmbedder, hidden_size, prompt_contract
 from pipeline.models.reranker import Scorer, ScorerFacts
@@ -47,22 +49,9 @@ def checked_vectors(config: Config) -> CheckedModel:
             parameters={"encoder": 0, "text": text[1]},
             vectors=VectorSpaces(media=None, text=text[0]),
         )
-    if config.sampling.policy == "model":
-        raise ConfigError(
-            f"model {config.model!r}: a dual encoder has no video processor that chooses frames; set sampling.policy "
-            "to fps or uniform"
-        )
     facts = DualEncoderFacts.load(config.model, config.pooling.contract())
     known = _remembered(config, config.model, "image", config.encode.dtype, lambda: _weigh(_image_tower(config, facts)))
-    identity = EncoderIdentity(
-        weights=known["weights"],
-        processor=facts.image_digest,
-        placeholder="none",
-        precision=config.encode.dtype,
-        resample=facts.resample,
-        dct_scaled=config.decode.resize == "fast",
-        at_keyframes=config.sampling.policy == "keyframes",
-    )
+    identity = _frame_identity(config, known["weights"], facts.image_digest, facts.sizing.resample)
     size = _record_size(facts.dimensions)
     media = VectorSpace(
         model=config.model,
@@ -131,6 +120,55 @@ def checked_scorer(config: Config) -> CheckedModel:
         rules={},
         sizes={},
         parameters={"encoder": 0, "text": known["parameters"]},
+    )
+
+
+def checked_image_classifier(config: Config, device: str) -> CheckedModel:
+    """Of a job that scores media. Loads the checkpoint on `device` the first time. Raises `ConfigError` as those do."""
+    if config.pooling.contract():
+        raise ConfigError(f"model {config.model!r} has a head of its own: there is no pooling that can be given")
+    facts, section = ImageClassifierFacts.load(config.model), config.encode
+
+    def check() -> dict[str, Any]:
+        classifier = ImageClassifier(facts, dtype=section.dtype, device=device, attention=section.attention)
+        classifier.check()
+        return _weigh(classifier)
+
+    known = _remembered(config, config.model, "image-classifier", section.dtype, check)
+    identity = _frame_identity(config, known["weights"], facts.processor_digest, facts.sizing.resample)
+    activation = facts.activation(config.score.activation)
+    contract = {**CONTRACT.as_dict(), "video": config.score.video}
+    return CheckedModel(
+        kind="image_classifier",
+        identity=identity,
+        verdicts=dict.fromkeys(_MODALITIES, ""),
+        rules=dict.fromkeys(_MODALITIES, facts.image_rule),
+        sizes=dict.fromkeys(_MODALITIES, _record_size(len(facts.labels))),
+        parameters={"encoder": known["parameters"]},
+        scores=ScoreSpace(
+            model=config.model,
+            labels=facts.labels,
+            activation=activation,
+            contract=contract,
+            digest=hashlib.sha256(canonical_json([identity.digest(), activation, contract])).hexdigest()[:16],
+        ),
+    )
+
+
+def _frame_identity(config: Config, weights: str, processor: str, resample: Resample) -> EncoderIdentity:
+    """Of a network that looks at each frame by itself. Raises `ConfigError` where it is to choose them."""
+    if config.sampling.policy == "model":
+        raise ConfigError(
+            f"model {config.model!r} has no video processor that chooses frames; set sampling.policy to fps or uniform"
+        )
+    return EncoderIdentity(
+        weights=weights,
+        processor=processor,
+        placeholder="none",
+        precision=config.encode.dtype,
+        resample=resample,
+        dct_scaled=config.decode.resize == "fast",
+        at_keyframes=config.sampling.policy == "keyframes",
     )
 
 

@@ -21,6 +21,7 @@ from pipeline.storage import Folder
 if TYPE_CHECKING:
     from pipeline.models.dual_encoder import DualEncoderFacts
     from pipeline.models.embedder import TextSide
+    from pipeline.models.image_classifier import ImageClassifierFacts
     from pipeline.models.reranker import ScorerFacts
     from pipeline.models.vision_language import VisionLanguageFacts
 
@@ -74,6 +75,11 @@ class StageContext:
         """As `facts`, of a reranker, classifier or reward model."""
         config = self.config
         return _scorer(config.model, json.dumps(config.pooling.contract()), json.dumps(config.scorer_options()))
+
+    @property
+    def image_classifier(self) -> ImageClassifierFacts:
+        """As `facts`, of an image classifier."""
+        return _image_classifier(self.config.model)
 
     @property
     def embeds_prompts(self) -> bool:
@@ -144,6 +150,13 @@ def _scorer(model: str, pooling: str, options: str) -> ScorerFacts:
     from pipeline.models.reranker import ScorerFacts
 
     return ScorerFacts.load(model, json.loads(pooling), **json.loads(options))
+
+
+@functools.lru_cache(maxsize=4)
+def _image_classifier(model: str) -> ImageClassifierFacts:
+    from pipeline.models.image_classifier import ImageClassifierFacts
+
+    return ImageClassifierFacts.load(model)
 
 
 @functools.lru_cache(maxsize=4)

@@ -109,7 +109,13 @@ def _load_encoder(context: StageContext, device: str) -> VisionEncoder | FrameEn
         return VisionEncoder(context.facts, device=device, **options)
     from pipeline.models.embedder import FrameEncoder
 
-    return FrameEncoder(context.dual_encoder, device=device, **options)
+    if context.checked.kind == "image_classifier":
+        from pipeline.models.image_classifier import ImageClassifier
+
+        return FrameEncoder(ImageClassifier(context.image_classifier, device=device, **options))
+    from pipeline.models.dual_encoder import ImageTower
+
+    return FrameEncoder(ImageTower(context.dual_encoder, device=device, **options))
 
 
 def encode_splitting(

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.features.catalogue import SourceEntry
+from pipeline.features.codec import FeatureRecord
 from pipeline.planning.windows import Window
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_plan import WindowPlan, load_plan, plan_name
 from pipeline.stages.outcomes import ENCODE_OUTCOME, read_outcomes
 
-_TIMES = [name for name in ENCODE_OUTCOME.names if name.endswith("_ms")]
+ENCODE_TIMES = [name for name in ENCODE_OUTCOME.names if name.endswith("_ms")]
 ENCODED_SCHEMA = pa.schema(
     [
         ("item_index", pa.int64()),
@@ -25,7 +28,7 @@ ENCODED_SCHEMA = pa.schema(
         ("stage", pa.string()),
         ("code", pa.string()),
         ("message", pa.string()),
-        *((name, pa.float64()) for name in _TIMES),
+        *((name, pa.float64()) for name in ENCODE_TIMES),
     ]
 )
 
@@ -68,6 +71,32 @@ def read_encoded(context: StageContext, window: Window) -> pa.Table:
         return pq.read_table(file, schema=ENCODED_SCHEMA)
 
 
+def encoded_items(
+    context: StageContext, window: Window
+) -> tuple[dict[int, list[dict[str, Any]]], dict[int, list[dict[str, Any]]]]:
+    """By item, its media (`ENCODED_SCHEMA`) that have features, and the failures of it or its media."""
+    media: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    failures: dict[int, list[dict[str, Any]]] = defaultdict(list)
+    for row in read_encoded(context, window).to_pylist():
+        (failures if row["code"] else media)[row["item_index"]].append(row)
+    return dict(media), dict(failures)
+
+
+def read_records(context: StageContext, rows: Sequence[Mapping[str, Any]]) -> list[FeatureRecord]:
+    """The features of rows of `encoded_items`, in order; reads nothing else of the store.
+
+    Raises `RuntimeError` for those that it no longer has.
+    """
+    found = context.store.fetch([(row["shard"], row["key"]) for row in rows])
+    # This process outlives its pass: a shard that it kept mapped would keep its disk space when it is deleted.
+    context.store.close()
+    records = [record for record in found if record is not None]
+    if len(records) < len(found):
+        lost = rows[found.index(None)]["item_index"]
+        raise RuntimeError(f"item_index {lost}: its features left the store under a running job")
+    return records
+
+
 def encoded_name(window: int) -> str:
     """The file that says where a window's features are."""
     return f"_run/encoded/window-{window:06d}.parquet"
@@ -94,7 +123,7 @@ def _encoded_rows(context: StageContext, plan: WindowPlan) -> tuple[list[dict[st
         same = plan.same_as.get(media.position)
         outcome = outcomes[media.position if same is None else same]
         taken = {name: outcome[name] for name in ("key", "shard", "stage", "code", "message")}
-        times = {name: outcome[name] for name in _TIMES} if same is None else {}
+        times = {name: outcome[name] for name in ENCODE_TIMES} if same is None else {}
         rows.append({**base, **taken, **times, "reused": same is not None})
         if outcome["code"] is None:
             contents[media.position] = outcome["content"]

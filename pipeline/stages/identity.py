@@ -76,7 +76,7 @@ class CheckedModel:
     weights of each half are. `vectors` is given for models that make vectors, `scores` for those that make scores.
     """
 
-    kind: Literal["vision_language", "dual_encoder", "text", "scorer"] = "vision_language"
+    kind: Literal["vision_language", "dual_encoder", "text", "scorer", "image_classifier"] = "vision_language"
 
     identity: EncoderIdentity
     verdicts: dict[Modality, str]

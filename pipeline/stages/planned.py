@@ -52,6 +52,11 @@ def rows_to_do(
         yield {**_batch_row(window, number, digest), **(work(batch) if known is None else {"receipt": known[1]})}
 
 
+def ready_receipt(window: Window) -> Receipt:
+    """Says that a window has no batches: all that its rows are made of is there."""
+    return Receipt(stage="ready", window=window.index, batch=-1, digest="", counts={"batches": 0})
+
+
 def plan_receipt(
     stage: Literal["prompt", "tokenize"],
     window: Window,

@@ -20,15 +20,14 @@ from pipeline.schema import Request
 from pipeline.sinks.vectors import vector_schema
 from pipeline.stages.carried import carried_rows
 from pipeline.stages.context import StageContext
-from pipeline.stages.encode_finish import ENCODED_SCHEMA, read_encoded
+from pipeline.stages.encode_finish import ENCODE_TIMES, encoded_items, read_records
 from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.outcomes import failure_row, read_outcomes
 from pipeline.stages.pool_plan import pool_plan_name, read_chunks
 from pipeline.stages.publish import publish_window, reused_items, summed_times
 
-_ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
 _TIMINGS_SCHEMA = pa.schema(
-    [("item_index", pa.int64()), *((name, pa.float64()) for name in [*_ENCODE_TIMES, "text_embed_ms"])]
+    [("item_index", pa.int64()), *((name, pa.float64()) for name in [*ENCODE_TIMES, "text_embed_ms"])]
 )
 
 
@@ -85,9 +84,9 @@ def finish_pool_window(context: StageContext, window: Window) -> dict[str, Any]:
 def _gather(context: StageContext, window: Window) -> dict[int, _Item]:
     items: dict[int, _Item] = defaultdict(_Item)
     if context.checked.verdicts:
-        for row in read_encoded(context, window).to_pylist():
-            item = items[row["item_index"]]
-            (item.failures if row["code"] else item.media).append(row)
+        media, failures = encoded_items(context, window)
+        for index in {**media, **failures}:
+            items[index].media, items[index].failures = media.get(index, []), failures.get(index, [])
     plan = context.folder.read_json(pool_plan_name(window.index))
     for failure in plan["failures"]:
         items[failure["item_index"]].failures.append(failure)
@@ -103,15 +102,11 @@ def _gather(context: StageContext, window: Window) -> dict[int, _Item]:
 def _media_vectors(context: StageContext, items: dict[int, _Item]) -> dict[int, npt.NDArray[np.float32]]:
     """Item → the vector of its media; reads the window's records, and nothing else of the store."""
     rows = [row for item in items.values() if not item.failures for row in item.media]
-    records = context.store.fetch([(row["shard"], row["key"]) for row in rows])
-    # This process outlives its pass: a shard that it kept mapped would keep its disk space when it is deleted.
-    context.store.close()
+    records = read_records(context, rows)
     return {row["item_index"]: _pooled(context, row, record) for row, record in zip(rows, records, strict=True)}
 
 
-def _pooled(context: StageContext, row: dict[str, Any], record: FeatureRecord | None) -> npt.NDArray[np.float32]:
-    if record is None:
-        raise RuntimeError(f"item_index {row['item_index']}: its vectors left the store under a running job")
+def _pooled(context: StageContext, row: dict[str, Any], record: FeatureRecord) -> npt.NDArray[np.float32]:
     frames: npt.NDArray[np.float32] = record.tensors["pooler_output"].numpy()  # (T, D)
     return pool_frames(frames, context.config.pooling.video) if row["modality"] == "video" else frames[0].copy()
 
@@ -175,6 +170,6 @@ def _chunk_rows(item: _Item) -> list[dict[str, Any]] | None:
 
 def _timing_row(item_index: int, item: _Item) -> dict[str, Any]:
     """An item's times: its media's and its chunks' added up."""
-    row: dict[str, Any] = {"item_index": item_index, **summed_times(_ENCODE_TIMES, item.media)}
+    row: dict[str, Any] = {"item_index": item_index, **summed_times(ENCODE_TIMES, item.media)}
     row["text_embed_ms"] = sum(p["text_embed_ms"] for p in item.pieces.values()) if item.pieces else None
     return row

@@ -93,7 +93,7 @@ def by_towers(shown: Sequence[Shown]) -> Vectors:
     images = ImageTower(facts, dtype="float32", device="cpu")
     texts = TextTower(facts, dtype="float32", device="cpu")
     resized = [
-        resize_frames(frame[None], facts.image_geometry(*frame.shape[:2]).resized_size, facts.resample)
+        resize_frames(frame[None], facts.image_geometry(*frame.shape[:2]).resized_size, facts.sizing.resample)
         for item in shown
         for frame in item.frames
     ]

@@ -43,7 +43,7 @@ def pictures() -> list[np.ndarray]:
 def decoded(facts: DualEncoderFacts, pixels: np.ndarray, *, cropped: bool = False) -> np.ndarray:
     """What the pipeline's decode makes of an image."""
     geometry = facts.image_geometry(*pixels.shape[:2])
-    frames = resize_frames(pixels[None], geometry.resized_size, facts.resample)
+    frames = resize_frames(pixels[None], geometry.resized_size, facts.sizing.resample)
     return (crop_frames(frames, geometry.cropped_size) if cropped else frames)[0]
 
 
@@ -171,7 +171,7 @@ def test_half_precision_comes_out_in_float32(family: tuple[Any, Any, DualEncoder
 def test_sizes_are_known_before_decode(make: Any, expected: ImageGeometry, tmp_path: Path) -> None:
     facts = DualEncoderFacts.load(str(save_dual(tmp_path, *make())))
     assert facts.image_geometry(200, 300) == expected
-    assert facts.resample == ("bilinear" if make is siglip2 else "bicubic")
+    assert facts.sizing.resample == ("bilinear" if make is siglip2 else "bicubic")
 
 
 def test_images_that_were_not_resized_are_the_callers_mistake(family: tuple[Any, Any, DualEncoderFacts]) -> None:

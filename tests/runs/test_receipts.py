@@ -55,7 +55,9 @@ def test_a_window_without_batches_is_finished_by_its_plan() -> None:
     book = ReceiptBook()
     book.add(plan("plan", 0, 0))
     assert book.is_finished("encode", 0)
-    assert not book.is_finished("generate", 0)
+    assert not book.is_finished("generate", 0) and not book.is_finished("pool", 0)
+    book.add(plan("ready", 0, 0))
+    assert book.is_finished("pool", 0)
 
 
 def test_passes_and_windows_are_kept_apart() -> None:
