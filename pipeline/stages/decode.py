@@ -38,7 +38,7 @@ class DecodeBatches:
     def _decode(self, row: pa.Table) -> pa.Table:
         [batch] = row.drop_columns("pixels").to_pylist()
         planned = [PlannedMedia.from_row(item) for item in batch["items"]]
-        counter, sources = FetchCounter(), SharedSources()
+        counter, sources = FetchCounter(), SharedSources(self.context.config.source_policy())
         height, width = planned[0].geometry.shown_size
         shape = (len(planned), len(planned[0].requested), height, width, 3)
         pixels: npt.NDArray[np.uint8] = np.empty(shape, np.uint8)
