@@ -76,9 +76,11 @@ def conform(
 def limits(
     config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None
 ) -> None:
-    """Print the admission budget that a configuration puts in force."""
+    """Print the admission budget, and where media may be read from, that a configuration puts in force."""
     with _refusals():
-        typer.echo(json.dumps(dataclasses.asdict(load_config(config, set_).limits()), indent=2))
+        loaded = load_config(config, set_)
+        sources = dataclasses.asdict(loaded.source_policy())
+        typer.echo(json.dumps({**dataclasses.asdict(loaded.limits()), "sources": sources}, indent=2))
 
 
 def main() -> None:

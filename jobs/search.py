@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.config import parse_config
 from pipeline.media.thumbnail import as_png, scaled, thumbnail
+from pipeline.media.url_policy import SourcePolicy
 from pipeline.models.checkpoint import load_quietly
 from pipeline.schema import MediaItem
 from pipeline.search import Answers, find_run, search
@@ -42,7 +44,8 @@ def run_search(path: str, query: str, *, limit: int, tenant: str, page: str | No
     load_quietly()
     run = find_run(path)
     found = search(run, query, limit=limit, tenant=tenant)
-    pictures = {hit.id: _picture(hit) for answers in found for hit in answers.hits}
+    policy = parse_config(run.read_json("_run/config.json")["config"]).source_policy()
+    pictures = {hit.id: _picture(hit, policy) for answers in found for hit in answers.hits}
     found = [answers for answers in found if answers.hits]
     for answers in found:
         print(f"\n{answers.of}, by {answers.model}")
@@ -85,11 +88,12 @@ def _cells(picture: npt.NDArray[np.uint8]) -> Iterator[str]:
         yield "".join(cells) + "\x1b[0m"
 
 
-def _picture(hit: Hit) -> npt.NDArray[np.uint8] | None:
+def _picture(hit: Hit, policy: SourcePolicy) -> npt.NDArray[np.uint8] | None:
     if hit.uri is None:
         return None
     modality = hit.kind if hit.kind in ("image", "video", "page") else ("page" if hit.page is not None else None)
-    return thumbnail(MediaItem(uri=hit.uri, modality=modality, page=hit.page), _PAGE_SIDE)  # type: ignore[arg-type]
+    media = MediaItem(uri=hit.uri, modality=modality, page=hit.page)  # type: ignore[arg-type]
+    return thumbnail(media, _PAGE_SIDE, policy)
 
 
 def page_of(query: str, found: Sequence[Answers], pictures: dict[str, npt.NDArray[np.uint8] | None]) -> str:

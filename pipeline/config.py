@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from pipeline.errors import ConfigError
 from pipeline.media.budget import Budget, resolve_budget
+from pipeline.media.url_policy import SourcePolicy
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -46,6 +47,24 @@ class DemoMedia(Section):
     captions: Annotated[int, Field(ge=0)] = 0
     documents: Annotated[int, Field(ge=0)] = 12
     seed: int = 7
+
+
+Domain = Annotated[str, Field(pattern=r"^[a-z0-9-]+(\.[a-z0-9-]+)*$", max_length=253)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Sources(Section):
+    """Where media may be read from, and how long one at a URL may take: see `SourcePolicy`."""
+
+    http: bool = False
+    internal_domains: tuple[Domain, ...] = ()
+    allowed_ports: tuple[Annotated[int, Field(gt=0, lt=65536)], ...] = ()
+    max_redirects: Annotated[int, Field(ge=0)] = 5
+    dns_seconds: Seconds = 5.0
+    connect_seconds: Seconds = 10.0
+    read_seconds: Seconds = 15.0
+    total_seconds: Seconds = 300.0
+    roots: tuple[str, ...] = ()
 
 
 class Sampling(Section):
@@ -353,6 +372,7 @@ class Config(Section):
     budget: BudgetSection = BudgetSection()
     max_quarantined_fraction: Fraction = 1.0
     demo_media: DemoMedia | None = None
+    sources: Sources = Sources()
     sampling: Sampling = Sampling()
     decode: Decode = Decode()
     document: Document = Document()
@@ -420,12 +440,22 @@ class Config(Section):
         """The admission budget in force."""
         return resolve_budget(self.budget.tier, self.budget.limits)
 
+    def source_policy(self) -> SourcePolicy:
+        """Where media may be read from. What is fetched by URL is bounded by the budget's `max_bytes`."""
+        return SourcePolicy(**self.sources.model_dump(), max_bytes=int(self.limits().max_bytes))
+
     def anchored(self) -> Config:
-        """With local paths of store, sinks and output made absolute: workers may start in other directories."""
+        """With local paths of store, sinks, roots and output made absolute: workers may start in other directories."""
         local_path = self.store.local_path
         anchored_local = None if local_path is None else _absolute(local_path)
         store = self.store.model_copy(update={"path": _absolute(self.store.path), "local_path": anchored_local})
-        update = {"store": store, "output": _absolute(self.output), "sinks": self.sinks.anchored()}
+        sources = self.sources.model_copy(update={"roots": tuple(map(_absolute, self.sources.roots))})
+        update = {
+            "store": store,
+            "output": _absolute(self.output),
+            "sinks": self.sinks.anchored(),
+            "sources": sources,
+        }
         return self.model_copy(update=update)
 
     def identity(self) -> dict[str, Any]:
@@ -444,7 +474,13 @@ class Config(Section):
             "input",
         }
         cluster = RayOptions.model_fields.keys() - {"window_items", "first_window_items"}
-        exclude: dict[str, Any] = {**dict.fromkeys(elsewhere, True), "ray": cluster, "decode": {"io_threads"}}
+        deadlines = {name for name in Sources.model_fields if name.endswith("_seconds")}
+        exclude: dict[str, Any] = {
+            **dict.fromkeys(elsewhere, True),
+            "ray": cluster,
+            "decode": {"io_threads"},
+            "sources": deadlines,
+        }
         return self.model_dump(mode="json", exclude=exclude)
 
     def digest(self) -> str:

@@ -57,7 +57,17 @@ class InterruptedRunError(HeadraceError):
 
 
 class TransientError(HeadraceError):
-    """The outside failed in a way that may pass (throttling, a reset, a timeout)."""
+    """The outside failed in a way that may pass (throttling, a reset, a timeout).
+
+    `after_seconds` is when it asks to be tried again, 0 when it does not say.
+    """
+
+    def __init__(self, message: str, after_seconds: float = 0.0) -> None:
+        super().__init__(message)
+        self.after_seconds = after_seconds
+
+    def __reduce__(self) -> tuple[type[TransientError], tuple[str, float]]:
+        return type(self), (str(self), self.after_seconds)
 
 
 class ItemError(HeadraceError):

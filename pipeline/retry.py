@@ -18,6 +18,7 @@ _log = logging.getLogger(__name__)
 _ATTEMPTS = 5
 _BASE_SECONDS = 0.2
 _CAP_SECONDS = 5.0
+_CAP_AFTER_SECONDS = 30.0  # of what an answer asks for
 
 _BAD_CREDENTIALS = {
     "NoCredentialsError",
@@ -99,7 +100,7 @@ def retry(
     """`call()`, tried up to 5 times with exponential back-off and full jitter (at most 0.2, 0.4, 0.8, 1.6 s).
 
     `meaning` says what an error of `scheme`'s storage is to be raised as; only what it makes a `TransientError` is
-    tried again. Other errors pass.
+    tried again, at the earliest when that says, or after 30 s. Other errors pass.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -111,7 +112,8 @@ def retry(
             if not isinstance(meant, TransientError) or attempt == _ATTEMPTS:
                 raise meant from error
             _log.info("attempt %d of %d: %s", attempt, _ATTEMPTS, meant)
-        sleep(random.uniform(0, min(_CAP_SECONDS, _BASE_SECONDS * 2 ** (attempt - 1))))
+        pause = random.uniform(0, min(_CAP_SECONDS, _BASE_SECONDS * 2 ** (attempt - 1)))
+        sleep(min(meant.after_seconds, _CAP_AFTER_SECONDS) + pause)
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 

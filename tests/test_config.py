@@ -250,6 +250,7 @@ def digest(**changes: Any) -> str:
         {"store": {"path": "s3://bucket/store", "reuse": False, "retention": "segment", "max_bytes": 10**9}},
         {"ray": {"address": "auto", "num_cpus": 4, "encode_workers": 2, "segment_windows": 3}},
         {"decode": {"io_threads": 2}},
+        {"sources": {"dns_seconds": 1, "connect_seconds": 1, "read_seconds": 1, "total_seconds": 1}},
         {"max_quarantined_fraction": 0.1},
         {"demo_media": {"images": 1}},
         {"prompt": "Describe this."},  # the default, written out
@@ -269,6 +270,9 @@ def test_the_digest_stays_when_the_results_do(changes: dict[str, Any]) -> None:
         {"sampling": {"fps": 1}},
         {"sampling": {"policy": "uniform"}},
         {"decode": {"max_inline_bytes": 1}},
+        {"sources": {"http": True}},
+        {"sources": {"internal_domains": ["corp.example"]}},
+        {"sources": {"roots": ["/data"]}},
         {"encode": {"dtype": "bfloat16"}},
         {"encode": {"max_batch_items": 2}},
         {"generate": {"max_new_tokens": 5}},
@@ -322,3 +326,27 @@ def test_the_examples_of_the_readme_load() -> None:
     assert examples
     for example in examples:
         parse_config(yaml.safe_load(example), "README.md")
+
+
+@pytest.mark.parametrize(
+    "sources, problem",
+    [
+        ({"internal_domains": ["*.corp.example"]}, "sources.internal_domains.0"),
+        ({"internal_domains": ["https://corp.example"]}, "sources.internal_domains.0"),
+        ({"internal_domains": [".corp.example"]}, "sources.internal_domains.0"),
+        ({"internal_domains": ["Corp.example"]}, "sources.internal_domains.0"),
+        ({"allowed_ports": [0]}, "sources.allowed_ports.0"),
+        ({"allowed_ports": [65536]}, "sources.allowed_ports.0"),
+        ({"total_seconds": 0}, "sources.total_seconds"),
+        ({"max_redirects": -1}, "sources.max_redirects"),
+    ],
+)
+def test_sources_that_make_no_sense(sources: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        parse_config({**MINIMAL, "sources": sources})
+
+
+def test_roots_are_made_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = parse_config({**MINIMAL, "sources": {"roots": ["media", "/data"]}})
+    assert config.anchored().source_policy().roots == (f"{tmp_path}/media", "/data")

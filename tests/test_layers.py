@@ -18,6 +18,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "lmdb": ("pipeline/features/shard.py",),
     "av": ("pipeline/media/", "pipeline/demo/"),
     "PIL": ("pipeline/media/", "pipeline/demo/"),
+    "aiohttp": ("pipeline/media/http_files.py",),
     "pypdf": ("tests/",),  # what documents are compared with
     "pypdfium2": ("pipeline/media/",),
     "reportlab": ("pipeline/demo/",),
@@ -40,6 +41,7 @@ PURE = (
     "pipeline/planning/windows.py",
     "pipeline/media/budget.py",
     "pipeline/media/sampling.py",
+    "pipeline/media/url_policy.py",
     "pipeline/features/identity.py",
     "pipeline/language/batching.py",
     "pipeline/planning/image_size.py",

@@ -7,6 +7,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 
 from pipeline.media.source import FetchCounter, read_source
+from pipeline.media.url_policy import SourcePolicy
 from pipeline.schema import MediaItem
 
 _DOCUMENTS = 8  # as many as threads that read; each waits with its bytes for the next page
@@ -21,18 +22,19 @@ class _Document:
 class SharedSources:
     """Reads media items whole. The last few documents are kept, so that their pages are fetched once, by any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, policy: SourcePolicy) -> None:
+        self._policy = policy
         self._lock = threading.Lock()
         self._documents: OrderedDict[tuple[str, str | None], _Document] = OrderedDict()
 
     def read(self, media: MediaItem, counter: FetchCounter) -> bytes:
         """As `read_source`; `counter` counts what was fetched for this very page. Raises what `read_source` raises."""
         if media.page is None or media.uri is None:
-            return read_source(media, counter)
+            return read_source(media, counter, self._policy)
         document = self._document((media.uri, media.version))
         with document.lock:
             if document.data is None:
-                document.data = read_source(media, counter)
+                document.data = read_source(media, counter, self._policy)
             return document.data
 
     def _document(self, key: tuple[str, str | None]) -> _Document:

@@ -12,15 +12,19 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from pipeline.errors import ConfigError, ItemError, TransientError
+from pipeline.media.url_policy import URL_SCHEMES, SourcePolicy, is_within
 from pipeline.retry import Fault, Result, RetryingFile, explain, judge, retry, with_reason
 from pipeline.schema import MediaItem
 from pipeline.storage import file_system
 
-SCHEMES = ("file", "s3", "gs", "memory")
+SCHEMES = ("file", "s3", "gs", "memory", *URL_SCHEMES)
 
 # Range reads: a header usually costs one or two blocks; 32 of them bound the cache to 16 MB. Not tuned against a store.
 _BLOCK_BYTES = 512 * 1024
 _MAX_BLOCKS = 32
+
+ANYWHERE = SourcePolicy()
+"""The policy of those who have no configuration: any local path, and public https addresses."""
 
 _STAMPS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
@@ -41,35 +45,37 @@ class FetchCounter:
     bytes_fetched: int = 0
 
 
-def stat_source(item: MediaItem) -> SourceFacts:
+def stat_source(item: MediaItem, policy: SourcePolicy = ANYWHERE) -> SourceFacts:
     """Size and source id; costs one metadata request, and no content.
 
     The id is the first there is of: the caller's `sha256` or `version`, the hash of inline bytes, ETag and size, size
-    and modification time. Raises `ItemError` (stage `fetch`): `scheme_refused`, `not_found`, `access_denied`,
-    `not_a_file`, `empty_file`; `TransientError` after `retrying`; `ConfigError` for credentials that are not valid.
+    and modification time; at a URL whose server says none of these, the hash, for which the object is read. Raises
+    `ItemError` (stage `fetch`): `scheme_refused`, `path_refused`, `not_found`, `access_denied`, `not_a_file`,
+    `empty_file`, at URLs those of `HttpFiles` and `unavailable`; `TransientError` after `retrying`; `ConfigError` for
+    credentials that are not valid.
     """
     if item.data is not None:
         return SourceFacts(
             source_id=_given_id(item) or _sha256_id(item.data), num_bytes=_not_empty(item, len(item.data))
         )
-    place = _locate(item)
+    place = _locate(item, policy)
     num_bytes, found_id = _reach(lambda: _look(place), place)
     return SourceFacts(source_id=_given_id(item) or found_id, num_bytes=_not_empty(item, num_bytes))
 
 
-def read_source(item: MediaItem, counter: FetchCounter) -> bytes:
+def read_source(item: MediaItem, counter: FetchCounter, policy: SourcePolicy = ANYWHERE) -> bytes:
     """The whole object. Raises as `stat_source` does."""
     if item.data is not None:
         return item.data
-    place = _locate(item)
+    place = _locate(item, policy)
     counter.fetches += 1
-    data = _reach(lambda: bytes(_regular(place).fs.cat_file(place.path)), place)
+    data = _reach(lambda: _whole(place), place)
     counter.bytes_fetched += len(data)
     _not_empty(item, len(data))
     return data
 
 
-def open_source(item: MediaItem, counter: FetchCounter) -> BinaryIO:
+def open_source(item: MediaItem, counter: FetchCounter, policy: SourcePolicy = ANYWHERE) -> BinaryIO:
     """The object as a seekable file that fetches ranges as they are read. Raises as `stat_source`, reads included.
     An empty object opens.
 
@@ -77,7 +83,7 @@ def open_source(item: MediaItem, counter: FetchCounter) -> BinaryIO:
     """
     if item.data is not None:
         return io.BytesIO(item.data)
-    place = _locate(item)
+    place = _locate(item, policy)
     counter.fetches += 1
     file = _reach(lambda: _open(place), place)
 
@@ -93,9 +99,15 @@ def retrying(fetch: Callable[[], Result], place: Place, *, sleep: Callable[[floa
     """`fetch()`, tried as `retry` does, its failures raised as what they mean to the item and the run.
 
     What keeps failing is a `TransientError`, what storage refuses or lacks an `ItemError`, wrong credentials a
-    `ConfigError`, and what means nothing known comes out as itself.
+    `ConfigError`, and what means nothing known comes out as itself. At a URL, what keeps failing is an `ItemError`
+    (`unavailable`): each may have a server of its own, and one that is down is to stop nothing else.
     """
-    return retry(fetch, scheme=place.scheme, meaning=lambda error: _meaning(error, place), sleep=sleep)
+    try:
+        return retry(fetch, scheme=place.scheme, meaning=lambda error: _meaning(error, place), sleep=sleep)
+    except TransientError as error:
+        if place.scheme in URL_SCHEMES:
+            raise ItemError("fetch", "unavailable", str(error)) from error
+        raise
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,16 +136,32 @@ def _not_empty(item: MediaItem, num_bytes: int) -> int:
     return num_bytes
 
 
-def _locate(item: MediaItem) -> Place:
+def _locate(item: MediaItem, policy: SourcePolicy) -> Place:
     uri = item.uri or ""
     scheme = _scheme(uri)
     if scheme not in SCHEMES:
         raise ItemError(
             "fetch", "scheme_refused", f"{uri[:200]}: media is read from {', '.join(SCHEMES)} only, not {scheme!r}"
         )
+    if scheme in URL_SCHEMES:
+        # Not at the top: it takes a third of a second, and few runs have URLs.
+        from pipeline.media.http_files import http_files
+
+        return Place(uri=uri, scheme=scheme, fs=http_files(policy, os.getpid()), path=uri)
     # Not url_to_fs: it follows "::" chains, with which an s3:// URI can name a local file.
     fs = file_system(scheme)
-    return Place(uri=uri, scheme=scheme, fs=fs, path=fs._strip_protocol(uri))
+    path = fs._strip_protocol(uri)
+    return Place(uri=uri, scheme=scheme, fs=fs, path=_within_roots(uri, path, policy) if scheme == "file" else path)
+
+
+def _within_roots(uri: str, path: str, policy: SourcePolicy) -> str:
+    """The path to read; with roots, links are resolved first, so that what is checked is what is opened."""
+    if not policy.roots:
+        return path
+    real = os.path.realpath(path)
+    if not is_within(real, [os.path.realpath(root) for root in policy.roots]):
+        raise ItemError("fetch", "path_refused", f"{uri[:200]}: {real} is in none of sources.roots {policy.roots}")
+    return real
 
 
 def _scheme(uri: str) -> str:
@@ -144,7 +172,7 @@ def _scheme(uri: str) -> str:
 
 
 def _reach(fetch: Callable[[], Result], place: Place) -> Result:
-    if place.scheme == "file":
+    if place.scheme in ("file", *URL_SCHEMES):
         return retrying(fetch, place)
     return retrying(lambda: with_reason(fetch, lambda: place.fs.cat_file(place.path, start=0, end=1)), place)
 
@@ -154,6 +182,9 @@ def _look(place: Place) -> tuple[int, str]:
     if place.scheme == "file":
         facts = os.stat(_regular(place).path)
         return facts.st_size, f"file:{place.path}:{facts.st_size}:{facts.st_mtime_ns}"
+    if place.scheme in URL_SCHEMES:
+        num_bytes, source_id = place.fs.look(place.path)
+        return num_bytes, source_id
     info = place.fs.info(place.path)
     if info["type"] != "file":
         raise IsADirectoryError(place.uri)
@@ -163,6 +194,12 @@ def _look(place: Place) -> tuple[int, str]:
         return size, f"etag:{place.uri}:{str(etag).strip(chr(34))}:{size}"
     stamp = next((info[name] for name in _STAMPS if info.get(name)), "")
     return size, f"object:{place.uri}:{size}:{stamp}"
+
+
+def _whole(place: Place) -> bytes:
+    if place.scheme in URL_SCHEMES:
+        return bytes(place.fs.read(place.path))
+    return bytes(_regular(place).fs.cat_file(place.path))
 
 
 def _regular(place: Place) -> Place:
@@ -175,6 +212,8 @@ def _regular(place: Place) -> Place:
 def _open(place: Place) -> Any:
     if place.scheme == "file":
         return open(_regular(place).path, "rb")
+    if place.scheme in URL_SCHEMES:
+        return place.fs.open(place.path, block_bytes=_BLOCK_BYTES, max_blocks=_MAX_BLOCKS)
     cache = (
         {"cache_type": "blockcache", "cache_options": {"maxblocks": _MAX_BLOCKS}} if place.scheme != "memory" else {}
     )
@@ -199,6 +238,6 @@ def _meaning(error: Exception, place: Place) -> Exception:
         case Fault.DENIED:
             return ItemError("fetch", "access_denied", what)
         case Fault.PASSING:
-            return TransientError(what)
+            return TransientError(what, getattr(error, "after_seconds", 0.0))
         case Fault.UNKNOWN:
             return error

@@ -13,18 +13,19 @@ from pipeline.media.decode import decode_media
 from pipeline.media.probe import probe_media
 from pipeline.media.resize import resize_frames
 from pipeline.media.source import FetchCounter, read_source
+from pipeline.media.url_policy import SourcePolicy
 from pipeline.schema import MediaItem, SamplePlan
 
 _DPI = 72.0
 
 
-def thumbnail(media: MediaItem, longest_side: int) -> npt.NDArray[np.uint8] | None:
+def thumbnail(media: MediaItem, longest_side: int, policy: SourcePolicy) -> npt.NDArray[np.uint8] | None:
     """`uint8 (H, W, 3)` with the longer side of so many pixels; of a video, the frame at its middle.
 
     None for what can no longer be read.
     """
     try:
-        data = read_source(media, FetchCounter())
+        data = read_source(media, FetchCounter(), policy)
         file = io.BytesIO(data)
         probe = probe_media(
             file, num_bytes=len(data), declared=media.modality, name=media.name, page=media.page, dpi=_DPI

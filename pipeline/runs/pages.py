@@ -13,7 +13,9 @@ from typing import BinaryIO
 
 from pipeline.errors import ItemError
 from pipeline.media.document import read_page_count
-from pipeline.media.source import FetchCounter, open_source, read_source, stat_source
+from pipeline.media.source import ANYWHERE, FetchCounter, open_source, read_source, stat_source
+from pipeline.media.url_policy import SourcePolicy
+from pipeline.runs.request_rows import uri_path
 from pipeline.schema import MediaItem, Request
 
 _THREADS = 8
@@ -23,7 +25,7 @@ _WHOLE_BYTES = 8 * 2**20
 
 
 def page_requests(
-    numbered: Generator[tuple[int, Request]], *, limit: int | None = None
+    numbered: Generator[tuple[int, Request]], *, limit: int | None = None, policy: SourcePolicy = ANYWHERE
 ) -> Generator[tuple[int, Request]]:
     """(row of the manifest, request), with one request a page for each row that shows a PDF alone, in order.
 
@@ -34,19 +36,21 @@ def page_requests(
     `item_index` counted anew. Documents are opened several at a time, a few ahead; storage that keeps failing raises as
     `stat_source` does.
     """
-    with closing(numbered), closing(_counted(numbered)) as counted:
+    with closing(numbered), closing(_counted(numbered, policy)) as counted:
         requests = ((row, each) for row, request, count in counted for each in _pages(request, count))
         for item_index, (row, request) in enumerate(itertools.islice(requests, limit)):
             yield row, replace(request, item_index=item_index)
 
 
-def _counted(numbered: Iterable[tuple[int, Request]]) -> Generator[tuple[int, Request, int | None]]:
+def _counted(
+    numbered: Iterable[tuple[int, Request]], policy: SourcePolicy
+) -> Generator[tuple[int, Request, int | None]]:
     """(row, request, pages of the document that it shows, None for others), in order."""
     pool = ThreadPoolExecutor(_THREADS)
     waiting: deque[tuple[int, Request, Future[int] | None]] = deque()
     try:
         for row, request in numbered:
-            count = pool.submit(_count_pages, request.media[0]) if _is_document(request) else None
+            count = pool.submit(_count_pages, request.media[0], policy) if _is_document(request) else None
             waiting.append((row, request, count))
             while waiting and (waiting[0][2] is None or len(waiting) > _ROWS_AHEAD):
                 yield _resolved(waiting.popleft())
@@ -65,24 +69,26 @@ def _is_document(request: Request) -> bool:
     if len(request.media) != 1:
         return False
     [item] = request.media
-    looks = item.uri.lower().endswith(".pdf") if item.uri is not None else (item.data or b"").startswith(b"%PDF-")
+    looks = (
+        uri_path(item.uri).lower().endswith(".pdf") if item.uri is not None else (item.data or b"").startswith(b"%PDF-")
+    )
     return item.page is None and (item.modality == "page" or (item.modality is None and looks))
 
 
-def _count_pages(item: MediaItem) -> int:
+def _count_pages(item: MediaItem, policy: SourcePolicy) -> int:
     """0 when the document cannot be opened."""
     try:
-        with _open(item) as file:
+        with _open(item, policy) as file:
             return read_page_count(file, item.name)
     except ItemError:
         return 0
 
 
-def _open(item: MediaItem) -> BinaryIO:
+def _open(item: MediaItem, policy: SourcePolicy) -> BinaryIO:
     counter = FetchCounter()
-    if stat_source(item).num_bytes <= _WHOLE_BYTES:
-        return io.BytesIO(read_source(item, counter))
-    return open_source(item, counter)
+    if stat_source(item, policy).num_bytes <= _WHOLE_BYTES:
+        return io.BytesIO(read_source(item, counter, policy))
+    return open_source(item, counter, policy)
 
 
 def _pages(request: Request, count: int | None) -> Iterator[Request]:

@@ -275,9 +275,12 @@ def _inline(data: Any, column: str, place: Place) -> bytes:
 def _guess_modality(uri: str | None) -> Modality | None:
     if uri is None:
         return None
-    if uri.startswith(("http://", "https://")):
-        uri = re.split(r"[?#]", uri, maxsplit=1)[0]
-    return _MODALITY_BY_SUFFIX.get(uri.rpartition(".")[2].lower())
+    return _MODALITY_BY_SUFFIX.get(uri_path(uri).rpartition(".")[2].lower())
+
+
+def uri_path(uri: str) -> str:
+    """`uri` without the query and fragment that one of `http(s)://` has; in other uris these are part of a name."""
+    return re.split(r"[?#]", uri, maxsplit=1)[0] if uri.lower().startswith(("http://", "https://")) else uri
 
 
 def _messages(value: Any, place: Place) -> tuple[dict[str, Any], ...] | None:

@@ -69,10 +69,23 @@ def start_run(config: Config) -> Iterator[Run]:
         if not output_folder(config).sub(config.run_id).exists(FROZEN_INDEX):
             check_input(config.input)  # before anything is written
         with _held(config, config.run_id) as (folder, lock):
-            frozen = freeze_manifest(config.input, folder, limit=config.limit, texts=texts, expand_pages=expand_pages)
+            frozen = freeze_manifest(
+                config.input,
+                folder,
+                limit=config.limit,
+                texts=texts,
+                expand_pages=expand_pages,
+                policy=config.source_policy(),
+            )
             yield _started(config, config.run_id, folder, lock, frozen)
         return
-    with stage_manifest(config.input, limit=config.limit, texts=texts, expand_pages=expand_pages) as staged:
+    with stage_manifest(
+        config.input,
+        limit=config.limit,
+        texts=texts,
+        expand_pages=expand_pages,
+        policy=config.source_policy(),
+    ) as staged:
         run_id = derive_run_id(config.digest(), staged.digest, job=config.job)
         with _held(config, run_id) as (folder, lock):
             manifest = publish_manifest(staged, folder)

@@ -39,7 +39,7 @@ class DecodeBatches:
     def _decode(self, row: pa.Table) -> pa.Table:
         [batch] = row.drop_columns("pixels").to_pylist()
         planned = [PlannedMedia.from_row(item) for item in batch["items"]]
-        counter, sources = FetchCounter(), SharedSources()
+        counter, sources = FetchCounter(), SharedSources(self.context.config.source_policy())
         height, width = planned[0].geometry.shown_size
         shape = (len(planned), len(planned[0].requested), height, width, 3)
         pixels: npt.NDArray[np.uint8] = np.empty(shape, np.uint8)
@@ -88,10 +88,11 @@ class DecodeBatches:
     def _decode_by_range(self, item: PlannedMedia, counter: FetchCounter) -> tuple[DecodedMedia, Frames]:
         """Fetching and decoding take turns: all of it counts as decoding."""
         started = time.perf_counter()
-        check_source(item.media, item.source_id, stat_source(item.media).source_id)
-        with open_source(item.media, counter) as file:
+        policy = self.context.config.source_policy()
+        check_source(item.media, item.source_id, stat_source(item.media, policy).source_id)
+        with open_source(item.media, counter, policy) as file:
             frames = self._frames(item, file, by_range=True)
-        check_source(item.media, item.source_id, stat_source(item.media).source_id)
+        check_source(item.media, item.source_id, stat_source(item.media, policy).source_id)
         decode_ms = 1e3 * (time.perf_counter() - started)
         return DecodedMedia(planned=item, shown=frames.pts_seconds, decode_ms=decode_ms), frames
 

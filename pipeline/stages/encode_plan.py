@@ -187,7 +187,8 @@ class _WindowPlanner:
         self.limits: Budget = context.config.limits()
         self.failures: list[dict[str, Any]] = []
         self.fallbacks = 0
-        self.sources = SharedSources()
+        self.policy = context.config.source_policy()
+        self.sources = SharedSources(self.policy)
 
     def plan(self) -> WindowPlan:
         started = time.perf_counter()
@@ -273,7 +274,7 @@ class _WindowPlanner:
                 candidate.is_carried = left >= 0
 
     def _stat(self, candidate: _Candidate) -> None:
-        media, facts = candidate.media, stat_source(candidate.media)
+        media, facts = candidate.media, stat_source(candidate.media, self.policy)
         source_id = page_source(media, facts.source_id, self.context.config.document.dpi)
         candidate.facts = dataclasses.replace(facts, source_id=source_id)
         if media.sha256 is not None:
@@ -299,7 +300,7 @@ class _WindowPlanner:
             if candidate.is_carried:
                 candidate.media = dataclasses.replace(candidate.media, data=data, uri=None)
         else:
-            with open_source(candidate.media, candidate.counter) as file:
+            with open_source(candidate.media, candidate.counter, self.policy) as file:
                 candidate.probe = self._probe_file(candidate, file)
             if is_read_by_range(candidate.probe, self.context.config.decode.max_whole_bytes):
                 candidate.content = source_content(candidate.facts.source_id)

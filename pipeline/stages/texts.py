@@ -149,7 +149,8 @@ class _DocumentTexts:
 
     def __init__(self, context: StageContext) -> None:
         self.context = context
-        self.sources = SharedSources()
+        self.policy = context.config.source_policy()
+        self.sources = SharedSources(self.policy)
         self.stat: dict[tuple[str | None, str | None], str] = {}
 
     def source_id(self, request: Request) -> str | None:
@@ -186,7 +187,7 @@ class _DocumentTexts:
         """As the encode pass has it; each document is asked for once."""
         key = (media.uri, media.version) if media.uri is not None else (None, sha256_content(media.data or b""))
         if key not in self.stat:
-            self.stat[key] = stat_source(media).source_id
+            self.stat[key] = stat_source(media, self.policy).source_id
         return page_source(media, self.stat[key], self.context.config.document.dpi)
 
 

@@ -137,8 +137,6 @@ def test_missing_objects(uri):
 @pytest.mark.parametrize(
     "uri",
     [
-        "http://example.com/x.jpg",
-        "https://example.com/x.jpg",
         "ftp://example.com/x.jpg",
         "data:image/png;base64,AAAA",
         "zip://x.jpg::file:///nowhere/a.zip",

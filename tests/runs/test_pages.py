@@ -17,6 +17,7 @@ import pytest
 
 from pipeline.errors import ManifestError, TransientError
 from pipeline.media import source
+from pipeline.media.url_policy import SourcePolicy
 from pipeline.runs import pages
 from pipeline.runs.manifest import freeze_manifest, publish_manifest, read_range, stage_manifest
 from pipeline.runs.pages import page_requests
@@ -203,7 +204,7 @@ def slow_first(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """The count of the first document waits for this; every document has two pages."""
     release = threading.Event()
 
-    def count(item: MediaItem) -> int:
+    def count(item: MediaItem, policy: SourcePolicy) -> int:
         assert item.uri != "0.pdf" or release.wait(20)
         return 2
 
