@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from pipeline.errors import ConfigError
 from pipeline.media.budget import Budget, resolve_budget
+from pipeline.schema import ImageRules
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -71,11 +72,19 @@ class Sampling(Section):
 
 class Decode(Section):
     """Reading and decoding. `resize: reference` equals the model's own processor; `fast` has JPEGs scaled by their
-    decoder first."""
+    decoder first. `background` lies behind transparent pixels; `truncated: keep` takes what can be decoded of an image
+    whose file ends early, and grey for the rest."""
 
     resize: Literal["reference", "fast"] = "reference"
+    background: Annotated[str, Field(pattern=r"^#[0-9a-f]{6}$")] = "#ffffff"
+    truncated: Literal["quarantine", "keep"] = "quarantine"
     max_inline_bytes: Positive = 256 * 1024
     io_threads: Positive = 8
+
+    @property
+    def image_rules(self) -> ImageRules:
+        """Of images, where their files leave a choice."""
+        return ImageRules(background=self.background, keep_truncated=self.truncated == "keep")
 
 
 class Document(Section):

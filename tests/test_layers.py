@@ -18,6 +18,7 @@ HOMES: dict[str, tuple[str, ...]] = {
     "lmdb": ("pipeline/features/shard.py",),
     "av": ("pipeline/media/", "pipeline/demo/"),
     "PIL": ("pipeline/media/", "pipeline/demo/"),
+    "pillow_heif": ("pipeline/media/",),
     "pypdf": ("tests/",),  # what documents are compared with
     "pypdfium2": ("pipeline/media/",),
     "reportlab": ("pipeline/demo/",),
@@ -38,7 +39,9 @@ PURE = (
     "pipeline/planning/geometry.py",
     "pipeline/planning/buckets.py",
     "pipeline/planning/windows.py",
+    "pipeline/media/avif.py",
     "pipeline/media/budget.py",
+    "pipeline/media/claims.py",
     "pipeline/media/sampling.py",
     "pipeline/features/identity.py",
     "pipeline/language/batching.py",

@@ -50,6 +50,7 @@ def _checked_halves(config: Config, device: str) -> CheckedModel:
         placeholder=facts.placeholder_digest,
         precision=config.encode.dtype,
         dct_scaled=config.decode.resize == "fast",
+        image=config.decode.image_rules,
     )
     return CheckedModel(
         identity=identity,

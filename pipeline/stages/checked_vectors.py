@@ -56,6 +56,7 @@ def checked_vectors(config: Config) -> CheckedModel:
         precision=config.encode.dtype,
         resample=facts.resample,
         dct_scaled=config.decode.resize == "fast",
+        image=config.decode.image_rules,
     )
     size = _record_size(facts.dimensions)
     media = VectorSpace(

@@ -79,6 +79,7 @@ class DecodeBatches:
                 identity.resample,
                 page=item.media.page,
                 dct_scaled=identity.dct_scaled,
+                rules=identity.image,
             )
             if item.geometry.cropped_size is not None:
                 pixels = crop_frames(frames.pixels, item.geometry.cropped_size)

@@ -23,7 +23,7 @@ _READ: dict[str, Any] = {
     "pooling": True,
     "text": True,
     "score": True,
-    "decode": {"resize"},
+    "decode": {"resize", "background", "truncated"},
     "encode": {"dtype", "attention"},
     "generate": {"dtype", "attention", "system"},
 }
