@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pipeline.errors import ConfigError
 from pipeline.media.budget import Budget, resolve_budget
 from pipeline.media.url_policy import SourcePolicy
+from pipeline.schema import ImageRules
 
 Positive = Annotated[int, Field(gt=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
@@ -110,13 +111,16 @@ class Sampling(Section):
 
 class Decode(Section):
     """Reading and decoding. `resize: reference` equals the model's own processor; `fast` has JPEGs scaled by their
-    decoder first.
+    decoder first. `background` lies behind transparent pixels; `truncated: keep` takes what can be decoded of an image
+    whose file ends early, and grey for the rest.
 
     Of videos in MP4 and MOV above `max_whole_bytes` the index is read, and what the planned frames need. They are
     identified by their source id, for nobody sees all of their bytes.
     """
 
     resize: Literal["reference", "fast"] = "reference"
+    background: Annotated[str, Field(pattern=r"^#[0-9a-f]{6}$")] = "#ffffff"
+    truncated: Literal["quarantine", "keep"] = "quarantine"
     max_inline_bytes: Positive = 256 * 1024
     max_whole_bytes: Positive = 64 * 2**20
     io_threads: Positive = 8
@@ -129,6 +133,11 @@ class Decode(Section):
                 "which objects are read whole"
             )
         return self
+
+    @property
+    def image_rules(self) -> ImageRules:
+        """Of images, where their files leave a choice."""
+        return ImageRules(background=self.background, keep_truncated=self.truncated == "keep")
 
 
 class Document(Section):

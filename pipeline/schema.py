@@ -62,6 +62,32 @@ class Request:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ImageRules:
+    """What images are decoded to where their files leave a choice; the defaults add nothing to a feature key.
+
+    `background` is the colour behind transparent pixels, `#rrggbb`. With `keep_truncated` an image whose file ends
+    early is what could be decoded, and grey where nothing could; without it, it is quarantined.
+    """
+
+    background: str = "#ffffff"
+    keep_truncated: bool = False
+
+    @property
+    def background_rgb(self) -> tuple[int, int, int]:
+        """0 to 255."""
+        red, green, blue = bytes.fromhex(self.background.removeprefix("#"))
+        return red, green, blue
+
+    def key_term(self, *, opaque: bool) -> str:
+        """What the rules add to the key of an image; of one in an `opaque` format the background is no part."""
+        background = "" if opaque or self.background == "#ffffff" else f",background={self.background}"
+        return background + (",truncated=keep" if self.keep_truncated else "")
+
+
+DEFAULT_IMAGE_RULES = ImageRules()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Probe:
     """Facts from a media header, before decode. `width` and `height` are as presented (rotation applied).
 

@@ -6,7 +6,8 @@
 | `content`        | other media                                                                                  |
 | `sampling`       | other frames: the requested presentation times in seconds; empty for images                  |
 | `decode_backend` | decoders differ in rounding, colour conversion and chroma upsampling; with its version;      |
-|                  | of a page, also the size at which it is drawn before it is resized                           |
+|                  | of a page, also the size at which it is drawn before it is resized; of an image, the         |
+|                  | background and the rule for truncated files where they are not the default                   |
 | `resize_backend` | PIL and torchvision differ by up to 2 levels a pixel; with its version; for JPEGs whether    |
 |                  | their decoder has scaled them before                                                         |
 | `resized_size`   | other pixels, other grid: (height, width)                                                    |

@@ -11,7 +11,7 @@ from pipeline.media.document import render_page
 from pipeline.media.image import decode_image
 from pipeline.media.resize import Resample, resize_frames
 from pipeline.media.video import decode_video
-from pipeline.schema import Frames, Probe, SamplePlan
+from pipeline.schema import DEFAULT_IMAGE_RULES, Frames, ImageRules, Probe, SamplePlan
 
 
 def decode_media(
@@ -25,17 +25,20 @@ def decode_media(
     dct_scaled: bool = False,
     by_range: bool = False,
     at_keyframes: bool = False,
+    rules: ImageRules = DEFAULT_IMAGE_RULES,
 ) -> Frames:
     """The planned frames of `file`, upright RGB, at `size` = (height, width), or as presented for None.
 
-    A page (from 0) of a PDF is one frame. `dct_scaled` is of JPEGs: see `decode_image`; `by_range` (of MP4 and MOV) and
-    `at_keyframes` are of videos: see `decode_video`. Raises `ItemError` (stage
-    `decode`): `truncated`, `corrupt`, `unknown_format`, `unsupported_mode`, what `render_page` raises, and
-    `wrong_frame_count` when `plan` was made for another modality.
+    A page (from 0) of a PDF is one frame. `dct_scaled` is of JPEGs, `rules` of images: see `decode_image`; `by_range`
+    (of MP4 and MOV) and `at_keyframes` are of videos: see `decode_video`. Raises `ItemError` (stage `decode`):
+    `truncated`, `corrupt`, `unknown_format`, `unsupported_mode`, `wrong_size` for an image of another size than was
+    probed and admitted, what `render_page` raises, and `wrong_frame_count` when `plan` was made for another modality.
     """
     match probe.modality:
         case "image":
-            frames = decode_image(file, size, resample, dct_scaled=dct_scaled)
+            frames = decode_image(
+                file, size, resample, dct_scaled=dct_scaled, rules=rules, admitted=(probe.height, probe.width)
+            )
         case "video":
             frames = decode_video(file, plan, size, resample, by_range=by_range, at_keyframes=at_keyframes)
         case "page":

@@ -11,7 +11,7 @@ from av.video.stream import VideoStream
 from pipeline.errors import ItemError
 from pipeline.media import streams
 from pipeline.media.document import DEFAULT_DPI, probe_page
-from pipeline.media.pillow import PILLOW_ERRORS, open_image, presented_size
+from pipeline.media.pillow import PILLOW_ERRORS, open_image, presented_size, reason
 from pipeline.media.sniff import Signature, identify
 from pipeline.schema import Modality, Probe
 
@@ -54,8 +54,10 @@ def probe_media(
 
 def _probe_image(file: BinaryIO, signature: Signature, num_bytes: int, name: str) -> Probe:
     try:
-        with open_image(file, signature.format) as image:
+        with open_image(file, signature.format, stage="probe") as image:
             width, height = presented_size(image)
+    except ItemError as error:
+        raise ItemError(error.stage, error.code, f"{name}: {error.message}") from error
     except PILLOW_ERRORS as error:
         raise _corrupt(signature, name, error) from error
     format = signature.format.lower()
@@ -116,4 +118,4 @@ def _no_pictures(container: InputContainer, name: str) -> ItemError:
 
 
 def _corrupt(signature: Signature, name: str, error: Exception) -> ItemError:
-    return ItemError("probe", "corrupt_header", f"{name}: {signature.format} header cannot be read: {error}")
+    return ItemError("probe", "corrupt_header", f"{name}: {signature.format} header cannot be read: {reason(error)}")

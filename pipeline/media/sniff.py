@@ -12,7 +12,9 @@ HEAD_BYTES = 1024  # a signature needs at most 389: three MPEG-TS packets of 192
 
 _BMP_HEADER_SIZES = {12, 40, 52, 56, 64, 108, 124}
 _AVIF_BRANDS = {b"avif", b"avis"}
-_HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"}
+_HEIC_BRANDS = {b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"}
+# Brands of any picture in this container: which codec it is in, another of the file's brands says.
+_PICTURE_BRANDS = {b"mif1", b"msf1"}
 _MOV_BOXES = {b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot"}
 
 _IMAGE_PREFIXES = (
@@ -84,7 +86,18 @@ def _image_format(head: bytes) -> str | None:
     # Two letters are a weak signature ("BM" also starts sentences): the size of the next header must be one there is.
     if head[:2] == b"BM" and int.from_bytes(head[14:18], "little") in _BMP_HEADER_SIZES:
         return "BMP"
-    return "AVIF" if head[4:8] == b"ftyp" and head[8:12] in _AVIF_BRANDS else None
+    return _boxed_image_format(head) if head[4:8] == b"ftyp" else None
+
+
+def _boxed_image_format(head: bytes) -> str | None:
+    brand = head[8:12]
+    if brand in _PICTURE_BRANDS:
+        end = min(int.from_bytes(head[:4], "big"), len(head))
+        compatible = {head[at : at + 4] for at in range(16, end, 4)}
+        return "AVIF" if compatible & _AVIF_BRANDS and not compatible & _HEIC_BRANDS else "HEIF"
+    if brand in _HEIC_BRANDS:
+        return "HEIF"
+    return "AVIF" if brand in _AVIF_BRANDS else None
 
 
 def _media_format(head: bytes) -> str | None:
@@ -94,7 +107,7 @@ def _media_format(head: bytes) -> str | None:
     if head[:4] == b"RIFF":
         return _RIFF_FORMATS.get(head[8:12])
     if head[4:8] == b"ftyp":
-        return None if head[8:12] in _HEIC_BRANDS else "mov"
+        return "mov"
     if head[4:8] in _MOV_BOXES:
         return "mov"
     return "mpegts" if _is_transport_stream(head) else None

@@ -60,6 +60,7 @@ def _checked_halves(config: Config, device: str) -> CheckedModel:
         precision=config.encode.dtype,
         dct_scaled=config.decode.resize == "fast",
         at_keyframes=config.sampling.policy == "keyframes",
+        image=config.decode.image_rules,
     )
     return CheckedModel(
         identity=identity,

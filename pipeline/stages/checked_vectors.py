@@ -169,6 +169,7 @@ def _frame_identity(config: Config, weights: str, processor: str, resample: Resa
         resample=resample,
         dct_scaled=config.decode.resize == "fast",
         at_keyframes=config.sampling.policy == "keyframes",
+        image=config.decode.image_rules,
     )
 
 

@@ -109,6 +109,7 @@ class DecodeBatches:
             dct_scaled=identity.dct_scaled,
             by_range=by_range,
             at_keyframes=identity.at_keyframes,
+            rules=identity.image,
         )
         if item.geometry.cropped_size is None:
             return frames

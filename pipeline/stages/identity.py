@@ -9,14 +9,25 @@ from typing import Literal
 
 from pipeline.errors import ItemError
 from pipeline.features.identity import FeatureKeyTerms, canonical_json
-from pipeline.media.backend import DECODE_BACKEND, PAGE_BACKEND
+from pipeline.media.backend import DECODE_BACKEND, HEIF_BACKEND, IMAGE_BACKEND, PAGE_BACKEND
 from pipeline.media.packets import INDEXED_FORMAT
 from pipeline.media.resize import Resample, resize_backend
 from pipeline.planning.geometry import SizeRule
-from pipeline.schema import MediaItem, Modality, Probe, RecordSize, Request, ScoreSpace, VectorSpaces
+from pipeline.schema import (
+    DEFAULT_IMAGE_RULES,
+    ImageRules,
+    MediaItem,
+    Modality,
+    Probe,
+    RecordSize,
+    Request,
+    ScoreSpace,
+    VectorSpaces,
+)
 from pipeline.stages.rows import PlannedMedia
 
 _SCALED = "jpeg"  # the container whose decoder scales: `pipeline.media.image`
+_OPAQUE = {"jpeg"}  # containers without transparency
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,7 +35,8 @@ class EncoderIdentity:
     """The terms of a key that are the encoder's: digests of weights, processor configuration and placeholder layout.
 
     `resample` is how frames are resized for it, and `dct_scaled` whether a JPEG's decoder does a part of it: parts of
-    the resize back end. `at_keyframes`: of videos the keyframes before the planned times are shown.
+    the resize back end. `at_keyframes`: of videos the keyframes before the planned times are shown. `image` is what
+    images are decoded to where their files leave a choice.
     """
 
     weights: str
@@ -34,11 +46,13 @@ class EncoderIdentity:
     resample: Resample = "bicubic"
     dct_scaled: bool = False
     at_keyframes: bool = False
+    image: ImageRules = DEFAULT_IMAGE_RULES
 
     def digest(self) -> str:
         """16 hex digits over the terms."""
         resize = self._resize_backend(_SCALED)
-        terms = [self.weights, self.processor, self.placeholder, self.precision, resize]
+        rules = self.image.key_term(opaque=False)
+        terms = [self.weights, self.processor, self.placeholder, self.precision, resize, *([rules] if rules else [])]
         return hashlib.sha256(canonical_json(terms)).hexdigest()[:16]
 
     def key_terms(self, planned: PlannedMedia, content: str) -> FeatureKeyTerms:
@@ -60,7 +74,10 @@ class EncoderIdentity:
         """A page is drawn at some size before it is resized, which changes its pixels as another library would."""
         if probe.modality == "page":
             return f"{PAGE_BACKEND},{probe.width}x{probe.height}"
-        return f"{DECODE_BACKEND},keyframes" if self.at_keyframes and probe.modality == "video" else DECODE_BACKEND
+        if probe.modality == "video":
+            return DECODE_BACKEND + (",keyframes" if self.at_keyframes else "")
+        library = HEIF_BACKEND if probe.container == "heif" else IMAGE_BACKEND
+        return library + self.image.key_term(opaque=probe.container in _OPAQUE)
 
     def _resize_backend(self, container: str) -> str:
         scaled = "dct+" if self.dct_scaled and container == _SCALED else ""

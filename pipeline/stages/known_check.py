@@ -24,7 +24,7 @@ _READ: dict[str, Any] = {
     "text": True,
     "score": True,
     "sampling": {"policy"},
-    "decode": {"resize"},
+    "decode": {"resize", "background", "truncated"},
     "encode": {"dtype", "attention"},
     "generate": {"dtype", "attention", "system"},
 }

@@ -1,15 +1,22 @@
 import io
+import struct
+import sys
 from typing import Any
 
+import hostile_images
+import imagecodecs
 import numpy as np
+import pillow_heif
 import pytest
 from media_files import make_image, picture
 from PIL import Image, ImageOps
 
 from pipeline.errors import ItemError
 from pipeline.media.image import _jpeg_pixels, decode_image
+from pipeline.media.pillow import _missing_decoder
 from pipeline.media.probe import probe_media
 from pipeline.media.resize import resize_frames
+from pipeline.schema import ImageRules
 
 
 def saved(image: Image.Image, format: str, **options: object) -> bytes:
@@ -234,3 +241,165 @@ def test_a_jpeg_of_another_size_than_was_admitted_is_left_to_pillow() -> None:
     data = saved(photograph(160, 120), "JPEG")
     assert _jpeg_pixels(io.BytesIO(data), (160, 120)) is not None
     assert _jpeg_pixels(io.BytesIO(data), (120, 160)) is None
+
+
+@pytest.mark.parametrize("colorspace", ["CMYK", "YCCK"])
+def test_inks_of_a_jpeg_become_colours(colorspace: str) -> None:
+    inks = np.zeros((32, 64, 4), np.uint8)
+    inks[:16, :32] = (255, 0, 0, 0)
+    inks[16:, :32] = (0, 200, 100, 0)
+    inks[:16, 32:] = (0, 0, 0, 255)
+    # Adobe's files, and so Pillow's, hold what is left of white.
+    left = 255 - inks
+    data = imagecodecs.jpeg8_encode(left, level=100, colorspace="CMYK", outcolorspace=colorspace, subsampling="444")
+    if colorspace == "CMYK":
+        by_pillow = only_frame(saved(Image.fromarray(inks, "CMYK"), "JPEG", quality=100))
+        assert difference(by_pillow, only_frame(data)) < 1
+    expected = (left[..., :3].astype(float) * left[..., 3:] / 255).round()
+    inside = np.s_[8::16, 16::32]  # of each of four fields: the encoder halves some resolutions
+    assert np.abs(only_frame(data).astype(float) - expected)[inside].max() <= 3
+
+
+def test_16_bit_colour_keeps_its_high_byte() -> None:
+    rng = np.random.default_rng(2)
+    colours = rng.integers(0, 65536, (20, 30, 3), dtype=np.uint16)
+    tags = {
+        **hostile_images.grey_tiff(30, 20),
+        258: (hostile_images.SHORT, (16, 16, 16)),
+        262: (hostile_images.SHORT, (2,)),
+        277: (hostile_images.SHORT, (3,)),
+        279: (hostile_images.LONG, (colours.nbytes,)),
+    }
+    for data in (imagecodecs.png_encode(colours), hostile_images.tiff(tags, colours.astype("<u2").tobytes())):
+        assert np.array_equal(only_frame(data), colours >> 8)
+
+
+def test_16_bit_grey_with_a_transparent_level() -> None:
+    grey = np.array([[0, 1000, 65535]], np.uint16)
+    pixels = only_frame(saved(Image.fromarray(grey), "PNG", transparency=1000))
+    assert pixels[0, :, 0].tolist() == [0, 255, 255]
+
+
+@pytest.mark.parametrize("format", ["PNG", "WEBP", "TIFF"])
+def test_transparency_lies_on_the_background_of_the_rules(format: str) -> None:
+    rgba = np.dstack([picture(3), np.full((64, 96), 255, np.uint8)])
+    rgba[:32, :, 3] = 0
+    rgba[32:40, :, 3] = 128
+    data = saved(Image.fromarray(rgba), format, **({"lossless": True} if format == "WEBP" else {}))
+    pixels = decode_image(data, None, rules=ImageRules(background="#102030")).pixels[0]
+    assert np.all(pixels[:32] == (16, 32, 48))
+    half = picture(3)[32:40] * (128 / 255) + np.array([16, 32, 48]) * (127 / 255)
+    assert np.abs(pixels[32:40] - half).max() <= 1
+    assert np.array_equal(pixels[40:], picture(3)[40:])
+
+
+def bmp_with_alpha(rgba: np.ndarray) -> bytes:
+    """A BMP with a header that names the masks of four channels (BITMAPV4HEADER)."""
+    height, width = rgba.shape[:2]
+    masks = (0xFF, 0xFF00, 0xFF0000, 0xFF000000)
+    header = struct.pack("<IiiHHIIiiII4I", 108, width, -height, 1, 32, 3, rgba.nbytes, 0, 0, 0, 0, *masks)
+    head = b"BM" + struct.pack("<IHHI", 14 + 108 + rgba.nbytes, 0, 0, 14 + 108)
+    return head + header.ljust(108, b"\0") + rgba.tobytes()
+
+
+def test_a_bmp_of_four_bytes_a_pixel_is_transparent_only_if_it_says_so_anywhere() -> None:
+    rgba = np.dstack([picture(3), np.zeros((64, 96), np.uint8)])
+    assert np.array_equal(only_frame(bmp_with_alpha(rgba)), picture(3))
+    rgba[0, 0, 3] = 255
+    pixels = only_frame(bmp_with_alpha(rgba))
+    assert np.array_equal(pixels[0, 0], picture(3)[0, 0]) and np.all(pixels[1:] == 255)
+
+
+@pytest.mark.parametrize(
+    ("format", "options"),
+    [("JPEG", {}), ("JPEG", {"progressive": True}), ("PNG", {}), ("PNG", {"transparent": True})],
+)
+def test_a_truncated_image_is_kept_in_part_when_the_rules_say_so(format: str, options: dict[str, Any]) -> None:
+    image = photograph(320, 240)
+    if options.pop("transparent", False):
+        image.putalpha(255)
+    data = saved(image, format, **options)
+    cut = data[: len(data) // 2]
+    with pytest.raises(ItemError, match="truncated"):
+        decode_image(cut, None)
+    pixels = decode_image(cut, None, rules=ImageRules(keep_truncated=True)).pixels[0]
+    whole = only_frame(data)
+    assert pixels.shape == whole.shape
+    if options:  # the first scans of a progressive one are of the whole picture
+        assert 0 < difference(pixels, whole) < 40
+        return
+    grey = np.all(np.abs(pixels.astype(int) - 128) <= 1, axis=(1, 2))
+    same = np.all(pixels == whole, axis=(1, 2))
+    assert same[:80].all() and grey[160:].all()
+    # One row of blocks, and what is smoothed with it, is neither, the one where the file ends.
+    assert (~(same | grey)).sum() <= 20
+    with pytest.raises(ItemError, match="truncated"):  # the switch is back
+        decode_image(cut, None)
+
+
+def test_what_cannot_be_kept_in_part_is_truncated_still() -> None:
+    data = saved(photograph(320, 240), "WEBP")
+    with pytest.raises(ItemError, match="truncated"):
+        decode_image(data[: len(data) // 2], None, rules=ImageRules(keep_truncated=True))
+
+
+@pytest.mark.parametrize("rules", [ImageRules(), ImageRules(keep_truncated=True)])
+def test_another_size_than_was_admitted_is_refused_before_it_is_decoded(rules: ImageRules) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for data in (make_image("PNG"), make_image("JPEG"), make_image("JPEG", exif=exif)):
+        height, width = only_frame(data).shape[:2]
+        assert decode_image(data, None, rules=rules, admitted=(height, width)).pixels.shape[1:3] == (height, width)
+        with pytest.raises(ItemError) as caught:
+            decode_image(data, None, rules=rules, admitted=(width, height))
+        assert (caught.value.stage, caught.value.code) == ("decode", "wrong_size")
+
+
+def heic(image: Image.Image, **options: object) -> bytes:
+    pillow_heif.register_heif_opener()
+    return saved(image, "HEIF", **options)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_heic_is_turned_once(orientation: int) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    data = heic(Image.fromarray(picture(3)), quality=95, chroma=444, exif=exif.tobytes())
+    upright = Image.fromarray(picture(3))
+    upright.getexif()[0x0112] = orientation
+    expected = np.asarray(ImageOps.exif_transpose(upright))
+    pixels = only_frame(data)
+    probe = probe_media(io.BytesIO(data), num_bytes=len(data), declared="image", name="x")
+    assert (probe.container, probe.height, probe.width) == ("heif", *expected.shape[:2])
+    assert difference(pixels, expected) < 4
+
+
+def test_what_a_heic_says_in_its_exif_alone_turns_nothing() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    data = heic(Image.fromarray(picture(3)), quality=95, chroma=444, exif=exif)
+    assert b"Exif" in data and b"irot" not in data
+    assert difference(only_frame(data), picture(3)) < 4
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+def test_a_heic_of_each_mode(mode: str) -> None:
+    image = Image.fromarray(picture(3)).convert(mode)
+    if mode == "RGBA":
+        image.putalpha(Image.fromarray(np.repeat([[0], [255]], 32, axis=0).astype(np.uint8) * np.ones(96, np.uint8)))
+    expected = np.array(image.convert("RGB"))
+    expected[:32] = 255 if mode == "RGBA" else expected[:32]
+    assert difference(only_frame(heic(image, quality=95, chroma=444)), expected) < 4
+
+
+@pytest.mark.parametrize(
+    "call", [lambda d: probe_media(io.BytesIO(d), num_bytes=1, declared=None, name="a"), only_frame]
+)
+def test_a_heic_without_its_decoder_says_what_to_install(call: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = heic(Image.fromarray(picture(3)))
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    _missing_decoder.cache_clear()
+    with pytest.raises(ItemError, match=r"headrace\[heic\]") as caught:
+        call(data)
+    assert caught.value.code == "unsupported_codec"
+    _missing_decoder.cache_clear()

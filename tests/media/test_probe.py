@@ -8,6 +8,7 @@ from media_files import HEIGHT, WIDTH, Recipe, full_decode, make_audio, make_ima
 from pipeline.errors import ItemError
 from pipeline.media.budget import TIERS, admit
 from pipeline.media.probe import probe_media
+from pipeline.media.sniff import Signature, sniff
 from pipeline.schema import Modality, Probe, ResourceVector
 
 
@@ -97,7 +98,6 @@ def test_one_frame_lasts_one_frame():
         (b"ffconcat version 1.0\nfile /etc/passwd\n", "video"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image"),
         (b"%PDF-1.7", None),
-        (b"\x00\x00\x00\x18ftypheic\x00\x00\x00\x00mif1heic", "image"),
         (bytes(4096), None),
     ],
 )
@@ -117,6 +117,34 @@ def test_content_against_declaration():
 )
 def test_sound_alone(data):
     assert refusal(data) == "no_video_stream"
+
+
+@pytest.mark.parametrize(
+    ("brands", "format"),
+    [
+        (b"heic\0\0\0\0mif1heic", "HEIF"),
+        (b"heix\0\0\0\0mif1heix", "HEIF"),
+        (b"mif1\0\0\0\0mif1heic", "HEIF"),
+        (b"msf1\0\0\0\0msf1hevc", "HEIF"),
+        (b"mif1\0\0\0\0mif1avifmiaf", "AVIF"),
+        (b"avif\0\0\0\0avifmif1miaf", "AVIF"),
+        (b"avis\0\0\0\0avifavismsf1", "AVIF"),
+    ],
+)
+def test_pictures_in_boxes_by_their_brands(brands, format):
+    data = (len(brands) + 8).to_bytes(4, "big") + b"ftyp" + brands
+    assert sniff(data + b"\0\0\0\x08meta") == Signature(modality="image", format=format)
+    assert refusal(data) == "corrupt_header"
+
+
+def test_the_reason_of_a_refusal_is_the_same_each_time():
+    data = make_image("PNG")[:20]
+    messages = set()
+    for _ in range(3):
+        with pytest.raises(ItemError) as caught:
+            probe(bytes(data))
+        messages.add(caught.value.message)
+    assert len(messages) == 1 and "0x" not in messages.pop()
 
 
 @pytest.mark.parametrize("num_bytes", [3, 8, 20, 50])

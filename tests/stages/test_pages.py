@@ -9,14 +9,16 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pillow_heif
+import pytest
 
 from pipeline.config import Config
-from pipeline.media.backend import DECODE_BACKEND, PAGE_BACKEND
+from pipeline.media.backend import HEIF_BACKEND, IMAGE_BACKEND, PAGE_BACKEND
 from pipeline.media.document import probe_page, render_page
 from pipeline.media.resize import resize_frames
 from pipeline.planning.windows import Window
 from pipeline.runs.run import start_run
-from pipeline.schema import Geometry, MediaItem, SamplePlan
+from pipeline.schema import Geometry, ImageRules, MediaItem, SamplePlan
 from pipeline.stages.checked_model import checked_model
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
@@ -62,7 +64,7 @@ def test_each_page_has_a_key_of_its_own_that_names_what_draws() -> None:
     assert terms[0].digest() != terms[1].digest()
     assert {each.decode_backend for each in terms} == {f"{PAGE_BACKEND},1224x1584"}
     image = dataclasses.replace(planned(None), probe=dataclasses.replace(planned(None).probe, modality="image"))
-    assert IDENTITY.key_terms(image, "sha256:x").decode_backend == DECODE_BACKEND
+    assert IDENTITY.key_terms(image, "sha256:x").decode_backend == IMAGE_BACKEND
 
 
 def test_the_keys_of_jpegs_say_whether_their_decoder_scaled() -> None:
@@ -75,6 +77,33 @@ def test_the_keys_of_jpegs_say_whether_their_decoder_scaled() -> None:
         keys = {identity.key_terms(item, "sha256:x").digest() for identity in (IDENTITY, fast)}
         assert len(keys) == (1 if same else 2)
     assert fast.digest() != IDENTITY.digest()  # of vectors, which are of one space only if they are made alike
+
+
+def key_of(container: str, rules: ImageRules) -> str:
+    """Of an item in that container, under those rules."""
+    plain = planned(None)
+    probe = dataclasses.replace(plain.probe, modality="video" if container == "mp4" else "image", container=container)
+    identity = dataclasses.replace(IDENTITY, image=rules)
+    return identity.key_terms(dataclasses.replace(plain, probe=probe), "sha256:x").digest()
+
+
+@pytest.mark.parametrize(
+    ("rules", "changed"),
+    [
+        (ImageRules(), set()),
+        (ImageRules(background="#000000"), {"png", "heif"}),
+        (ImageRules(keep_truncated=True), {"jpeg", "png", "heif"}),
+    ],
+)
+def test_the_keys_of_images_say_by_which_rules_they_were_decoded(rules: ImageRules, changed: set[str]) -> None:
+    for container in ("jpeg", "png", "heif", "mp4"):
+        assert (key_of(container, rules) != key_of(container, ImageRules())) is (container in changed)
+    assert (dataclasses.replace(IDENTITY, image=rules).digest() != IDENTITY.digest()) is bool(changed)
+
+
+def test_the_key_of_a_heic_names_what_decodes_it() -> None:
+    assert f"{IMAGE_BACKEND},pillow-heif-{pillow_heif.__version__}" == HEIF_BACKEND
+    assert key_of("heif", ImageRules()) != key_of("png", ImageRules())
 
 
 def test_captioning_quarantines_pages_and_documents_by_name(
