@@ -137,11 +137,11 @@ def test_planned_pages_come_back_from_their_rows() -> None:
     assert PlannedMedia.from_row(planned(2).to_row()) == planned(2)
 
 
-def test_a_batch_of_pages_is_decoded() -> None:
+def test_a_batch_of_pages_is_decoded(make_config: Callable[..., Config]) -> None:
     items = [planned(n).to_row() for n in (2, 0, 1)]
     row: dict[str, Any] = {"window": 0, "batch": 0, "digest": "d", "items": items}
     items[2]["media"]["page"] = 9
-    context = cast(StageContext, SimpleNamespace(identity=IDENTITY))
+    context = cast(StageContext, SimpleNamespace(identity=IDENTITY, config=make_config("pages")))
     [decoded] = DecodeBatches(context)(batch_table([row]))
     pixels = np.frombuffer(decoded["pixels"][0].as_buffer(), np.uint8).reshape(2, *SIZE, 3)
     for found, page in zip(pixels, (2, 0), strict=True):
