@@ -44,8 +44,8 @@ def test_killed_while_it_encodes_resumed_and_asked_otherwise(
         "score": {"activation": "none", "per_frame": True},
         "store": {"path": str(tmp_path / "store")},
         "ray": {
-            "num_cpus": 2,
-            "encode_workers": 1,
+            "num_cpus": 3,
+            "encode_workers": 2,
             "object_store_bytes": 100_000_000,
             "first_window_items": 8,
             "window_items": 8,
@@ -64,7 +64,7 @@ def test_killed_while_it_encodes_resumed_and_asked_otherwise(
     assert (summary["items_in"], summary["items_written"]) == (81, 80)
     assert summary["quarantine"] == {"not_found": 1} and [row["id"] for row in plain] == [row["id"] for row in rows]
 
-    driver = start(job, "score.activation=sigmoid", "ray.encode_workers=2", name="score_media")
+    driver = start(job, "score.activation=sigmoid", name="score_media")
     assert driver.wait() == 0, driver.said
     again, applied = job.summary(), rows_of(job.folder)
     assert again["run_id"] != summary["run_id"] and (again["encodes"], again["frames_decoded"]) == (0, 0)
