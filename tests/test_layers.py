@@ -39,6 +39,7 @@ PURE = (
     "pipeline/planning/geometry.py",
     "pipeline/planning/buckets.py",
     "pipeline/planning/windows.py",
+    "pipeline/media/archive_index.py",
     "pipeline/media/budget.py",
     "pipeline/media/sampling.py",
     "pipeline/media/url_policy.py",

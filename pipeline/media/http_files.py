@@ -132,6 +132,10 @@ class HttpFiles:
         """The whole object."""
         return self._fetch(url, {}, self._take_whole)
 
+    def read_range(self, url: str, start: int, stop: int) -> bytes:
+        """Bytes `start` to `stop`, as one answer. Raises `unexpected_answer` where no parts can be asked for."""
+        return self._fetch(url, {"Range": f"bytes={start}-{stop - 1}"}, functools.partial(_take_part, start, stop))
+
     def open(self, url: str, *, block_bytes: int, max_blocks: int) -> BinaryIO:
         """A seekable file that fetches blocks as they are read; the whole object where no parts can be asked for.
 
@@ -329,11 +333,17 @@ async def _take_range(url: str, facts: UrlFacts, start: int, stop: int, response
     changed = ItemError("fetch", "content_mismatch", f"{show_url(url)}: replaced while it was read")
     if response.status != 206:
         raise changed
-    begin, total = _content_range(response)
+    _, total = _content_range(response)
     if total != facts.num_bytes or response.headers.get("ETag", facts.etag) not in (facts.etag, f"W/{facts.etag}"):
         raise changed
+    return await _take_part(start, stop, response)
+
+
+async def _take_part(start: int, stop: int, response: aiohttp.ClientResponse) -> bytes:
+    if response.status != 206 or _content_range(response)[0] != start:
+        raise _unexpected(response, f"bytes {start} to {stop} were asked for")
     data = await _body(response, stop - start)
-    if begin != start or len(data) != stop - start:
+    if len(data) != stop - start:
         raise _unexpected(response, f"bytes {start} to {stop} were asked for")
     return data
 

@@ -15,14 +15,23 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, ManifestError
+from pipeline.media.archive_index import ARCHIVE_SUFFIXES, index_archive
 from pipeline.retry import Result
-from pipeline.runs.request_rows import COLUMNS, Place, check_columns, parsed_json, request_from_row, show
+from pipeline.runs.request_rows import (
+    COLUMNS,
+    Place,
+    check_columns,
+    is_media_name,
+    parsed_json,
+    request_from_row,
+    show,
+)
 from pipeline.schema import Request
 from pipeline.storage import file_system, open_reading, reach
 
@@ -37,7 +46,8 @@ def read_manifest(input: str, *, limit: int | None, texts: Sequence[str] = ()) -
     """The rows of `input` in order, streamed; at most `limit`. `texts` are those of `TEXT_COLUMNS` that are read.
 
     `input` is a manifest file, or a folder, prefix or glob of media files (sorted by path, the relative path is the
-    id; names that start with "." and manifest files are left out). Ids are not compared here: freezing does.
+    id; names that start with "." and manifest files are left out), or a tar or zip archive (its members by name, those
+    that are named as media). Ids are not compared here: freezing does.
     Raises `ConfigError` at the call when `input` cannot be read from, `ManifestError` naming file, row and column.
     """
     return _without_rows(numbered_requests(input, limit, texts))
@@ -87,7 +97,9 @@ class _Source:
 def numbered_requests(input: str, limit: int | None, texts: Sequence[str]) -> Generator[tuple[int, Request]]:
     """(number of the row in its file, request) in order; arguments and errors are those of `read_manifest`."""
     source = _locate(input)
-    if source.format is None:
+    if source.format is None and source.path.lower().endswith(ARCHIVE_SUFFIXES) and _kind(source) == "file":
+        rows = _list_archive(source)
+    elif source.format is None:
         rows = _list_media(source)
     else:
         rows = {".parquet": _parquet_rows, ".csv": _csv_rows}.get(source.format, _json_rows)(source)
@@ -156,6 +168,19 @@ def _list_media(source: _Source) -> Generator[tuple[int, Mapping[str, Any]]]:
         raise ManifestError(f"{source.input}: no media files there{left_out}")
     for row, (name, path) in enumerate(media, start=1):
         yield row, {"id": name, "uri": source.url(path)}
+
+
+def _list_archive(source: _Source) -> Generator[tuple[int, Mapping[str, Any]]]:
+    with source.open() as file:
+        num_bytes = file.seek(0, io.SEEK_END)
+        index = index_archive(cast(BinaryIO, file), num_bytes, source.path)
+    if index.damage:
+        raise ManifestError(f"{source.input}: {index.damage}; to read members that are whole, list them in a manifest")
+    names = [name for name in sorted(index.members) if is_media_name(name)]
+    if not names:
+        raise ManifestError(f"{source.input}: none of its {len(index.members)} members is named as media")
+    for row, name in enumerate(names, start=1):
+        yield row, {"id": name, "uri": f"{source.url(source.path)}#{name}"}
 
 
 def _find(source: _Source) -> tuple[str, list[str]]:
