@@ -35,6 +35,7 @@ from pipeline.media.url_policy import (
     check_url,
     is_media_type,
     refuse_url,
+    show_text,
     show_url,
 )
 
@@ -51,7 +52,7 @@ _MAY_PASS = {408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524}
 _ABSENT = {404, 410}
 _DENIED = {401, 402, 403, 407, 451}
 _HEADERS = {"Accept-Encoding": "identity", "Accept": "*/*", "User-Agent": "headrace"}
-_CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})")
+_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18})")
 
 
 class UnavailableError(ConnectionError):
@@ -239,7 +240,7 @@ class HttpFiles:
                 finally:
                     _hang_up_unread(response)
         except RefusedAddressError as error:
-            raise refuse_url(target.url, hop, f"{error}; list internal domains in sources.internal_domains") from error
+            raise refuse_url(target.url, hop, str(error)) from error
         except aiohttp.ClientConnectorCertificateError as error:
             raise refuse_url(target.url, hop, f"its certificate does not hold ({error.certificate_error})") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -247,14 +248,13 @@ class HttpFiles:
                 raise
             if _is_absent_host(error):
                 raise ItemError("fetch", "not_found", f"{shown}: no such host as {target.host}") from error
-            raise UnavailableError(f"{shown}: {type(error).__name__}: {error}") from error
+            raise UnavailableError(f"{shown}: {type(error).__name__}: {show_text(str(error))}") from error
         except ValueError as error:  # a Content-Length that is no number, among others
-            raise ItemError("fetch", "unexpected_answer", f"{shown}: {error}") from error
+            raise ItemError("fetch", "unexpected_answer", f"{shown}: {show_text(str(error))}") from error
 
     async def _take_facts(self, response: aiohttp.ClientResponse) -> UrlFacts:
-        etag = response.headers.get("ETag", "")
+        etag, last_modified = _validator(response, "ETag"), _validator(response, "Last-Modified")
         etag = "" if etag.startswith("W/") else etag
-        last_modified = response.headers.get("Last-Modified", "")
         if response.status in (206, 416):
             begin, total = _content_range(response)
             if (begin, total > 0) not in ((0, True), (None, False)):
@@ -388,6 +388,12 @@ def _check_status(response: aiohttp.ClientResponse, shown: str) -> None:
         raise ItemError("fetch", "wrong_content_type", f"{shown}: {said}; expected media as they are")
 
 
+def _validator(response: aiohttp.ClientResponse, name: str) -> str:
+    """A header that tells versions apart, "" where there is none that can be one."""
+    value = response.headers.get(name, "")
+    return value if re.fullmatch(r"[ -~]{1,256}", value) else ""
+
+
 def _content_range(response: aiohttp.ClientResponse) -> tuple[int | None, int]:
     """(first byte, None when there is none; bytes of the whole object)."""
     matched = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -404,7 +410,7 @@ def _unexpected(response: aiohttp.ClientResponse, reason: str) -> ItemError:
 
 def _after_seconds(text: str) -> float:
     """What a `Retry-After` says, in seconds or as a date; 0 for what is neither."""
-    if re.fullmatch(r"\d{1,9}", text.strip()):
+    if re.fullmatch(r"[0-9]{1,9}", text.strip()):
         return float(text)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())

@@ -47,7 +47,7 @@ def read_manifest(input: str, *, limit: int | None, texts: Sequence[str] = ()) -
 
     `input` is a manifest file, or a folder, prefix or glob of media files (sorted by path, the relative path is the
     id; names that start with "." and manifest files are left out), or a tar or zip archive (its members by name, those
-    that are named as media). Ids are not compared here: freezing does.
+    that are named as media; of one in a folder the id is "path#member"). Ids are not compared here: freezing does.
     Raises `ConfigError` at the call when `input` cannot be read from, `ManifestError` naming file, row and column.
     """
     return _without_rows(numbered_requests(input, limit, texts))
@@ -166,21 +166,35 @@ def _list_media(source: _Source) -> Generator[tuple[int, Mapping[str, Any]]]:
     if not media:
         left_out = f"; to read a manifest, name it: {source.url(visible[0][1])}" if visible else ""
         raise ManifestError(f"{source.input}: no media files there{left_out}")
-    for row, (name, path) in enumerate(media, start=1):
-        yield row, {"id": name, "uri": source.url(path)}
+    listed = itertools.chain.from_iterable(_list_file(source, name, path) for name, path in media)
+    yield from enumerate(listed, start=1)
+
+
+def _list_file(source: _Source, name: str, path: str) -> Iterator[Mapping[str, Any]]:
+    """A media file, or the members of an archive."""
+    if not name.lower().endswith(ARCHIVE_SUFFIXES):
+        yield {"id": name, "uri": source.url(path)}
+        return
+    for member in _media_members(source, path):
+        yield {"id": f"{name}#{member}", "uri": f"{source.url(path)}#{member}"}
 
 
 def _list_archive(source: _Source) -> Generator[tuple[int, Mapping[str, Any]]]:
-    with source.open() as file:
+    members = _media_members(source, source.path)
+    if not members:
+        raise ManifestError(f"{source.input}: none of its members is named as media")
+    for row, member in enumerate(members, start=1):
+        yield row, {"id": member, "uri": f"{source.url(source.path)}#{member}"}
+
+
+def _media_members(source: _Source, path: str) -> list[str]:
+    """By name. One that is damaged is refused: what it had more would be missing from the run without a word."""
+    with open_reading(source.fs, path, source.url(path)) as file:
         num_bytes = file.seek(0, io.SEEK_END)
-        index = index_archive(cast(BinaryIO, file), num_bytes, source.path)
+        index = index_archive(cast(BinaryIO, file), num_bytes, path)
     if index.damage:
-        raise ManifestError(f"{source.input}: {index.damage}; to read members that are whole, list them in a manifest")
-    names = [name for name in sorted(index.members) if is_media_name(name)]
-    if not names:
-        raise ManifestError(f"{source.input}: none of its {len(index.members)} members is named as media")
-    for row, name in enumerate(names, start=1):
-        yield row, {"id": name, "uri": f"{source.url(source.path)}#{name}"}
+        raise ManifestError(f"{source.url(path)}: {index.damage}; list the members that are whole in a manifest")
+    return [name for name in sorted(index.members) if is_media_name(name)]
 
 
 def _find(source: _Source) -> tuple[str, list[str]]:

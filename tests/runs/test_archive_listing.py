@@ -27,11 +27,25 @@ def test_members_that_are_named_as_media(tmp_path: Path, kind: str, place: str) 
     assert [request.item_index for request in read_manifest(uri, limit=2)] == [0, 1]
 
 
+@pytest.mark.parametrize("pattern", ["", "/*.tar"])
+def test_archives_in_a_folder(tmp_path: Path, pattern: str) -> None:
+    for shard in range(2):
+        (tmp_path / f"{shard}.tar").write_bytes(make_tar({"b.jpg": b"1", "a.jpg": b"2", "a.txt": b"3"}))
+    ids = ["0.tar#a.jpg", "0.tar#b.jpg", "1.tar#a.jpg", "1.tar#b.jpg"]
+    requests = list(read_manifest(f"{tmp_path}{pattern}", limit=None))
+    assert [request.id for request in requests] == ids
+    assert [request.media[0].uri for request in requests] == [f"{tmp_path}/{id_}" for id_ in ids]
+    (tmp_path / "1.tar").write_bytes(b"not a tar" * 100)
+    assert len(list(read_manifest(f"{tmp_path}{pattern}", limit=2))) == 2
+    with pytest.raises(ManifestError, match=r"1\.tar: there is no valid header"):
+        list(read_manifest(f"{tmp_path}{pattern}", limit=3))
+
+
 @pytest.mark.parametrize(
     "data, problem",
     [
         (make_tar(FILES)[:1200], "it ends at byte 1200"),
-        (make_tar({"a.txt": b"1"}), "none of its 1 members is named as media"),
+        (make_tar({"a.txt": b"1"}), "none of its members is named as media"),
         (b"not a tar" * 100, "no valid header at byte 0"),
     ],
 )
