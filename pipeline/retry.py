@@ -59,6 +59,8 @@ _CUT_OFF = {
     "ClientPayloadError",
     "ServerDisconnectedError",
 }
+# The object is not the one that was looked at: a range is asked for only where there was one.
+_OTHER_VERSION = {"PreconditionFailed", "412", "FileExpired", "InvalidRange", "416"}
 # What the clients of object stores and vector stores raise besides OSError; imported with the scheme, for it takes a
 # quarter of a second. LanceDB has no classes of its own for what its storage says.
 _CLIENT_ERRORS = {
@@ -138,7 +140,7 @@ def judge(error: Exception) -> Fault:
         return Fault.CREDENTIALS
     if "NoSuchBucket" in codes:
         return Fault.NO_BUCKET
-    if isinstance(error, FileExistsError) or names & {"PreconditionFailed", "412", "FileExpired"}:
+    if isinstance(error, FileExistsError) or names & _OTHER_VERSION:
         return Fault.EXISTS
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         return Fault.ABSENT

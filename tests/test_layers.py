@@ -42,6 +42,7 @@ PURE = (
     "pipeline/planning/windows.py",
     "pipeline/media/av1.py",
     "pipeline/media/avif.py",
+    "pipeline/media/archive_index.py",
     "pipeline/media/budget.py",
     "pipeline/media/claims.py",
     "pipeline/media/packets.py",

@@ -35,6 +35,7 @@ from pipeline.media.url_policy import (
     check_url,
     is_media_type,
     refuse_url,
+    show_text,
     show_url,
 )
 
@@ -51,7 +52,7 @@ _MAY_PASS = {408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524}
 _ABSENT = {404, 410}
 _DENIED = {401, 402, 403, 407, 451}
 _HEADERS = {"Accept-Encoding": "identity", "Accept": "*/*", "User-Agent": "headrace"}
-_CONTENT_RANGE = re.compile(r"bytes (?:(\d{1,18})-(\d{1,18})|\*)/(\d{1,18})")
+_CONTENT_RANGE = re.compile(r"bytes (?:([0-9]{1,18})-([0-9]{1,18})|\*)/([0-9]{1,18})")
 
 
 class UnavailableError(ConnectionError):
@@ -131,6 +132,10 @@ class HttpFiles:
     def read(self, url: str) -> bytes:
         """The whole object."""
         return self._fetch(url, {}, self._take_whole)
+
+    def read_range(self, url: str, start: int, stop: int) -> bytes:
+        """Bytes `start` to `stop`, as one answer. Raises `unexpected_answer` where no parts can be asked for."""
+        return self._fetch(url, {"Range": f"bytes={start}-{stop - 1}"}, functools.partial(_take_part, start, stop))
 
     def open(self, url: str, *, block_bytes: int, max_blocks: int) -> BinaryIO:
         """A seekable file that fetches blocks as they are read; the whole object where no parts can be asked for.
@@ -235,7 +240,7 @@ class HttpFiles:
                 finally:
                     _hang_up_unread(response)
         except RefusedAddressError as error:
-            raise refuse_url(target.url, hop, f"{error}; list internal domains in sources.internal_domains") from error
+            raise refuse_url(target.url, hop, str(error)) from error
         except aiohttp.ClientConnectorCertificateError as error:
             raise refuse_url(target.url, hop, f"its certificate does not hold ({error.certificate_error})") from error
         except (aiohttp.ClientError, OSError) as error:
@@ -243,14 +248,13 @@ class HttpFiles:
                 raise
             if _is_absent_host(error):
                 raise ItemError("fetch", "not_found", f"{shown}: no such host as {target.host}") from error
-            raise UnavailableError(f"{shown}: {type(error).__name__}: {error}") from error
+            raise UnavailableError(f"{shown}: {type(error).__name__}: {show_text(str(error))}") from error
         except ValueError as error:  # a Content-Length that is no number, among others
-            raise ItemError("fetch", "unexpected_answer", f"{shown}: {error}") from error
+            raise ItemError("fetch", "unexpected_answer", f"{shown}: {show_text(str(error))}") from error
 
     async def _take_facts(self, response: aiohttp.ClientResponse) -> UrlFacts:
-        etag = response.headers.get("ETag", "")
+        etag, last_modified = _validator(response, "ETag"), _validator(response, "Last-Modified")
         etag = "" if etag.startswith("W/") else etag
-        last_modified = response.headers.get("Last-Modified", "")
         if response.status in (206, 416):
             begin, total = _content_range(response)
             if (begin, total > 0) not in ((0, True), (None, False)):
@@ -329,11 +333,17 @@ async def _take_range(url: str, facts: UrlFacts, start: int, stop: int, response
     changed = ItemError("fetch", "content_mismatch", f"{show_url(url)}: replaced while it was read")
     if response.status != 206:
         raise changed
-    begin, total = _content_range(response)
+    _, total = _content_range(response)
     if total != facts.num_bytes or response.headers.get("ETag", facts.etag) not in (facts.etag, f"W/{facts.etag}"):
         raise changed
+    return await _take_part(start, stop, response)
+
+
+async def _take_part(start: int, stop: int, response: aiohttp.ClientResponse) -> bytes:
+    if response.status != 206 or _content_range(response)[0] != start:
+        raise _unexpected(response, f"bytes {start} to {stop} were asked for")
     data = await _body(response, stop - start)
-    if begin != start or len(data) != stop - start:
+    if len(data) != stop - start:
         raise _unexpected(response, f"bytes {start} to {stop} were asked for")
     return data
 
@@ -378,6 +388,12 @@ def _check_status(response: aiohttp.ClientResponse, shown: str) -> None:
         raise ItemError("fetch", "wrong_content_type", f"{shown}: {said}; expected media as they are")
 
 
+def _validator(response: aiohttp.ClientResponse, name: str) -> str:
+    """A header that tells versions apart, "" where there is none that can be one."""
+    value = response.headers.get(name, "")
+    return value if re.fullmatch(r"[ -~]{1,256}", value) else ""
+
+
 def _content_range(response: aiohttp.ClientResponse) -> tuple[int | None, int]:
     """(first byte, None when there is none; bytes of the whole object)."""
     matched = _CONTENT_RANGE.fullmatch(response.headers.get("Content-Range", ""))
@@ -394,7 +410,7 @@ def _unexpected(response: aiohttp.ClientResponse, reason: str) -> ItemError:
 
 def _after_seconds(text: str) -> float:
     """What a `Retry-After` says, in seconds or as a date; 0 for what is neither."""
-    if re.fullmatch(r"\d{1,9}", text.strip()):
+    if re.fullmatch(r"[0-9]{1,9}", text.strip()):
         return float(text)
     try:
         return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from pipeline.errors import ConfigError, ItemError, TransientError
+from pipeline.media.archive import Archives, PartOfFile, SourceFacts, content_offset
+from pipeline.media.archive_index import member_bytes, split_member
 from pipeline.media.url_policy import URL_SCHEMES, SourcePolicy, is_within
 from pipeline.retry import Fault, Result, RetryingFile, explain, judge, retry, with_reason
 from pipeline.schema import MediaItem
@@ -29,14 +31,6 @@ ANYWHERE = SourcePolicy()
 _STAMPS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SourceFacts:
-    """What identifies an object without reading it, and its size."""
-
-    source_id: str
-    num_bytes: int
-
-
 @dataclass(slots=True)
 class FetchCounter:
     """Mutable: objects opened in storage, and bytes that came from them."""
@@ -51,13 +45,18 @@ def stat_source(item: MediaItem, policy: SourcePolicy = ANYWHERE) -> SourceFacts
     The id is the first there is of: the caller's `sha256` or `version`, the hash of inline bytes, ETag and size, size
     and modification time; at a URL whose server says none of these, the hash, for which the object is read. Raises
     `ItemError` (stage `fetch`): `scheme_refused`, `path_refused`, `not_found`, `access_denied`, `not_a_file`,
-    `empty_file`, at URLs those of `HttpFiles` and `unavailable`; `TransientError` after `retrying`; `ConfigError` for
-    credentials that are not valid.
+    `empty_file`, at URLs those of `HttpFiles` and `unavailable`, of members of archives `corrupt_archive`,
+    `member_refused`, `too_large`; `TransientError` after `retrying`; `ConfigError` for credentials that are not valid.
     """
     if item.data is not None:
         return SourceFacts(
             source_id=_given_id(item) or _sha256_id(item.data), num_bytes=_not_empty(item, len(item.data))
         )
+    split = split_member(item.uri or "")
+    if split is not None:
+        archive, member = _archives.member(*split, policy)
+        found_id = f"{archive.source_id}#{member.name}:{member.start}:{member.num_bytes}:{member.crc:08x}"
+        return SourceFacts(source_id=_given_id(item) or found_id, num_bytes=_not_empty(item, member.num_bytes))
     place = _locate(item, policy)
     num_bytes, found_id = _reach(lambda: _look(place), place)
     return SourceFacts(source_id=_given_id(item) or found_id, num_bytes=_not_empty(item, num_bytes))
@@ -67,6 +66,9 @@ def read_source(item: MediaItem, counter: FetchCounter, policy: SourcePolicy = A
     """The whole object. Raises as `stat_source` does."""
     if item.data is not None:
         return item.data
+    split = split_member(item.uri or "")
+    if split is not None:
+        return _read_member(item, split, counter, policy)
     place = _locate(item, policy)
     counter.fetches += 1
     data = _reach(lambda: _whole(place), place)
@@ -83,6 +85,9 @@ def open_source(item: MediaItem, counter: FetchCounter, policy: SourcePolicy = A
     """
     if item.data is not None:
         return io.BytesIO(item.data)
+    split = split_member(item.uri or "")
+    if split is not None:
+        return _open_member(item, split, counter, policy)
     place = _locate(item, policy)
     counter.fetches += 1
     file = _reach(lambda: _open(place), place)
@@ -118,6 +123,36 @@ class Place:
     scheme: str
     fs: Any
     path: str
+
+
+def _read_member(item: MediaItem, split: tuple[str, str], counter: FetchCounter, policy: SourcePolicy) -> bytes:
+    _, member = _archives.member(*split, policy)
+    if max(member.num_bytes, member.stored_bytes) > policy.max_bytes:
+        message = f"{item.name}: {member.num_bytes:,} bytes, {policy.max_bytes:,} are allowed (max_bytes)"
+        raise ItemError("fetch", "too_large", message)
+    place = _locate(MediaItem(uri=split[0]), policy)
+    counter.fetches += 1
+    data = _reach(lambda: _range(place, member.start, member.stop), place)
+    if len(data) != member.stop - member.start:
+        raise ItemError("fetch", "content_mismatch", f"{item.name}: its archive changed since it was indexed")
+    counter.bytes_fetched += len(data)
+    content = member_bytes(member, data)
+    _not_empty(item, len(content))
+    return content
+
+
+def _open_member(item: MediaItem, split: tuple[str, str], counter: FetchCounter, policy: SourcePolicy) -> BinaryIO:
+    _, member = _archives.member(*split, policy)
+    if member.is_deflated:
+        return io.BytesIO(_read_member(item, split, counter, policy))
+    file = open_source(MediaItem(uri=split[0]), counter, policy)
+    return cast(BinaryIO, PartOfFile(file, member.start + content_offset(member, file), member.num_bytes))
+
+
+_archives = Archives(
+    look=lambda uri, policy: stat_source(MediaItem(uri=uri), policy),
+    open=lambda uri, policy: open_source(MediaItem(uri=uri), FetchCounter(), policy),
+)
 
 
 def _given_id(item: MediaItem) -> str | None:
@@ -200,6 +235,12 @@ def _whole(place: Place) -> bytes:
     if place.scheme in URL_SCHEMES:
         return bytes(place.fs.read(place.path))
     return bytes(_regular(place).fs.cat_file(place.path))
+
+
+def _range(place: Place, start: int, stop: int) -> bytes:
+    if place.scheme in URL_SCHEMES:
+        return bytes(place.fs.read_range(place.path, start, stop))
+    return bytes(_regular(place).fs.cat_file(place.path, start=start, end=stop))
 
 
 def _regular(place: Place) -> Place:

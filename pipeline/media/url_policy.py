@@ -163,17 +163,25 @@ class RefusedAddressError(Exception):
     """An address that a host name resolved to, or was written as, and that may not be connected to."""
 
     def __init__(self, host: str, address: str, kind: str) -> None:
-        named = "" if host == address else f"{host} resolves to "
-        super().__init__(f"{named}{address}, a {kind} address")
+        what = f"{address}, {'an' if kind.startswith('u') else 'a'} {kind} address"
+        hint = "; an internal domain is listed in sources.internal_domains" if kind in _OF_INTERNAL_DOMAINS else ""
+        super().__init__(what if host == address else f"{host} resolves to {what}{hint}")
 
 
 def show_url(url: str) -> str:
     """`url` for messages: without its query, which may be a signature, and cut to a line."""
-    return re.split(r"[?#]", url, maxsplit=1)[0][:_SHOWN_CHARS]
+    return show_text(re.split(r"[?#]", url, maxsplit=1)[0])
+
+
+def show_text(text: str) -> str:
+    """What a server said, for messages: cut, and with escapes for bytes that are no text."""
+    return text[:_SHOWN_CHARS].encode("utf-8", "backslashreplace").decode()
 
 
 def check_url(url: str, policy: SourcePolicy, *, hop: int = 0) -> Target:
     """What `url` names, by its text alone. `hop` counts redirects before it. Raises `ItemError` (`url_refused`)."""
+    if re.search(r"[\x00-\x1f\x7f\\\ud800-\udfff]", url):
+        raise refuse_url(url, hop, "it has control characters, backslashes, or bytes that are no text")
     matched = _URL.fullmatch(url)
     if matched is None:
         raise refuse_url(url, hop, "it is no URL with a host")
@@ -182,8 +190,6 @@ def check_url(url: str, policy: SourcePolicy, *, hop: int = 0) -> Target:
         raise refuse_url(url, hop, f"{scheme}:// is not fetched by URL")
     if scheme == "http" and not policy.http:
         raise refuse_url(url, hop, "http:// is not encrypted; use https://, or set sources.http: true")
-    if re.search(r"[\x00-\x1f\x7f\\]", url):
-        raise refuse_url(url, hop, "it has control characters or backslashes, which programs read differently")
     if "@" in authority:
         raise refuse_url(url, hop, "it has a user name or password; credentials are never in a URL")
     host, port = _host_and_port(url, hop, scheme, authority, policy)

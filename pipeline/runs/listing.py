@@ -15,14 +15,23 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, Any, BinaryIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError, ManifestError
+from pipeline.media.archive_index import ARCHIVE_SUFFIXES, index_archive
 from pipeline.retry import Result
-from pipeline.runs.request_rows import COLUMNS, Place, check_columns, parsed_json, request_from_row, show
+from pipeline.runs.request_rows import (
+    COLUMNS,
+    Place,
+    check_columns,
+    is_media_name,
+    parsed_json,
+    request_from_row,
+    show,
+)
 from pipeline.schema import Request
 from pipeline.storage import file_system, open_reading, reach
 
@@ -37,7 +46,8 @@ def read_manifest(input: str, *, limit: int | None, texts: Sequence[str] = ()) -
     """The rows of `input` in order, streamed; at most `limit`. `texts` are those of `TEXT_COLUMNS` that are read.
 
     `input` is a manifest file, or a folder, prefix or glob of media files (sorted by path, the relative path is the
-    id; names that start with "." and manifest files are left out). Ids are not compared here: freezing does.
+    id; names that start with "." and manifest files are left out), or a tar or zip archive (its members by name, those
+    that are named as media; of one in a folder the id is "path#member"). Ids are not compared here: freezing does.
     Raises `ConfigError` at the call when `input` cannot be read from, `ManifestError` naming file, row and column.
     """
     return _without_rows(numbered_requests(input, limit, texts))
@@ -87,7 +97,9 @@ class _Source:
 def numbered_requests(input: str, limit: int | None, texts: Sequence[str]) -> Generator[tuple[int, Request]]:
     """(number of the row in its file, request) in order; arguments and errors are those of `read_manifest`."""
     source = _locate(input)
-    if source.format is None:
+    if source.format is None and source.path.lower().endswith(ARCHIVE_SUFFIXES) and _kind(source) == "file":
+        rows = _list_archive(source)
+    elif source.format is None:
         rows = _list_media(source)
     else:
         rows = {".parquet": _parquet_rows, ".csv": _csv_rows}.get(source.format, _json_rows)(source)
@@ -154,8 +166,35 @@ def _list_media(source: _Source) -> Generator[tuple[int, Mapping[str, Any]]]:
     if not media:
         left_out = f"; to read a manifest, name it: {source.url(visible[0][1])}" if visible else ""
         raise ManifestError(f"{source.input}: no media files there{left_out}")
-    for row, (name, path) in enumerate(media, start=1):
-        yield row, {"id": name, "uri": source.url(path)}
+    listed = itertools.chain.from_iterable(_list_file(source, name, path) for name, path in media)
+    yield from enumerate(listed, start=1)
+
+
+def _list_file(source: _Source, name: str, path: str) -> Iterator[Mapping[str, Any]]:
+    """A media file, or the members of an archive."""
+    if not name.lower().endswith(ARCHIVE_SUFFIXES):
+        yield {"id": name, "uri": source.url(path)}
+        return
+    for member in _media_members(source, path):
+        yield {"id": f"{name}#{member}", "uri": f"{source.url(path)}#{member}"}
+
+
+def _list_archive(source: _Source) -> Generator[tuple[int, Mapping[str, Any]]]:
+    members = _media_members(source, source.path)
+    if not members:
+        raise ManifestError(f"{source.input}: none of its members is named as media")
+    for row, member in enumerate(members, start=1):
+        yield row, {"id": member, "uri": f"{source.url(source.path)}#{member}"}
+
+
+def _media_members(source: _Source, path: str) -> list[str]:
+    """By name. One that is damaged is refused: what it had more would be missing from the run without a word."""
+    with open_reading(source.fs, path, source.url(path)) as file:
+        num_bytes = file.seek(0, io.SEEK_END)
+        index = index_archive(cast(BinaryIO, file), num_bytes, path)
+    if index.damage:
+        raise ManifestError(f"{source.url(path)}: {index.damage}; list the members that are whole in a manifest")
+    return [name for name in sorted(index.members) if is_media_name(name)]
 
 
 def _find(source: _Source) -> tuple[str, list[str]]:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from pipeline.errors import ManifestError
+from pipeline.media.archive_index import split_member
 from pipeline.schema import MediaItem, Modality, Request
 
 IMAGE_SUFFIXES = "jpg jpeg jpe jfif png gif webp bmp dib tif tiff avif heic heif jp2 ppm pgm pbm pnm tga ico"
@@ -248,8 +249,10 @@ def _absolute(uri: str, column: str, place: Place) -> str:
         raise place.refuse(column, f"not a uri: {show(uri)}; inline bytes go in 'data'")
     if "./" not in uri:
         return f"{place.base}/{uri}"
+    file, member = split_member(uri) or (uri, None)
     scheme, separator, folder = place.base.rpartition("://")
-    return f"{scheme}{separator}{posixpath.normpath(f'{folder}/{uri}')}"
+    found = f"{scheme}{separator}{posixpath.normpath(f'{folder}/{file}')}"
+    return found if member is None else f"{found}#{member}"
 
 
 def _held(uri: str, column: str, place: Place) -> bytes:
@@ -278,8 +281,20 @@ def _guess_modality(uri: str | None) -> Modality | None:
     return _MODALITY_BY_SUFFIX.get(uri_path(uri).rpartition(".")[2].lower())
 
 
+def is_media_name(name: str) -> bool:
+    """True for an image, a video or a document by its suffix, and none that is hidden."""
+    is_hidden = any(part.startswith(".") for part in name.split("/"))
+    return not is_hidden and (_guess_modality(name) is not None or name.lower().endswith(".pdf"))
+
+
 def uri_path(uri: str) -> str:
-    """`uri` without the query and fragment that one of `http(s)://` has; in other uris these are part of a name."""
+    """`uri` without the query and fragment that one of `http(s)://` has; in other uris these are part of a name.
+
+    Of a member of an archive it is the member's name.
+    """
+    split = split_member(uri)
+    if split is not None:
+        return split[1]
     return re.split(r"[?#]", uri, maxsplit=1)[0] if uri.lower().startswith(("http://", "https://")) else uri
 
 

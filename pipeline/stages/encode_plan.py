@@ -18,11 +18,12 @@ import pyarrow as pa
 from pipeline.config import Config
 from pipeline.errors import ItemError
 from pipeline.features.catalogue import SourceEntry
+from pipeline.media.archive import SourceFacts
 from pipeline.media.budget import Budget, admit, admit_request
 from pipeline.media.probe import probe_media
 from pipeline.media.sampling import sample_plan
 from pipeline.media.shared_source import SharedSources
-from pipeline.media.source import FetchCounter, SourceFacts, open_source, stat_source
+from pipeline.media.source import FetchCounter, open_source, stat_source
 from pipeline.planning.buckets import BatchBudget, plan_window
 from pipeline.planning.windows import Window
 from pipeline.runs.base import Place

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import random
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -513,7 +516,7 @@ def test_redirects_in_a_circle(web: Web, make_files: Callable[..., HttpFiles]) -
         ("https://127.0.0.1/a.jpg", "127.0.0.1, a loopback address"),
         ("https://[::1]/a.jpg", "::1, a loopback address"),
         ("https://10.0.0.1/a.jpg", "10.0.0.1, a private address"),
-        ("https://0.0.0.0/a.jpg", "0.0.0.0, a unspecified address"),
+        ("https://0.0.0.0/a.jpg", "0.0.0.0, an unspecified address"),
         ("https://2130706433/a.jpg", "plain host name"),
         ("https://0x7f.1/a.jpg", "plain host name"),
         ("https://localhost./a.jpg", "plain host name"),
@@ -578,3 +581,57 @@ def test_local_paths_outside_the_roots(tmp_path: Path) -> None:
         assert refusal(lambda item=item: stat_source(item, policy))[0] == "path_refused"
         assert refusal(lambda item=item: read_source(item, FetchCounter(), policy))[0] == "path_refused"
         assert refusal(lambda item=item: open_source(item, FetchCounter(), policy))[0] == "path_refused"
+
+
+ANSWERS = (
+    b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\n0\r\n\r\n",
+    b'HTTP/1.1 200 OK\r\nContent-Length: 5\r\nETag: "\xff"\r\nContent-Type: image/\xff\r\n\r\nhello',
+    b"HTTP/1.1 206 OK\r\nContent-Length: 1\r\nContent-Range: bytes 0-0/5\r\n\r\nh",
+    b"HTTP/1.1 302 Found\r\nLocation: /\xff\xfe\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 302 Found\r\nLocation: \xff://[\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 503 Busy\r\nRetry-After: \xff\r\nContent-Length: 0\r\n\r\n",
+    b"HTTP/1.1 101 Switching\r\nUpgrade: websocket\r\nConnection: upgrade\r\n\r\nhello",
+    b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello",
+)
+INSERTED = (
+    b"\r\n",
+    b"9" * 21,
+    b"-1",
+    b"\0",
+    b": ",
+    b"A" * 9000,
+    b"\r\nTransfer-Encoding: chunked",
+    b"\r\nContent-Length: 7",
+)
+
+
+def test_whatever_is_answered_is_the_items_fault(make_files: Callable[..., HttpFiles]) -> None:
+    drawn = random.Random(4)
+    answers: list[bytes] = []
+
+    def serve() -> None:
+        while True:
+            try:
+                connection, _ = server.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(answers[-1])
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        threading.Thread(target=serve, daemon=True).start()
+        files = make_files(http=True, allowed_ports=(port,), read_seconds=1.0, max_bytes=10_000)
+        for number in range(300):
+            answer = bytearray(ANSWERS[number % len(ANSWERS)])
+            for _ in range(drawn.choice((0, 1, 2, 5)) if number >= len(ANSWERS) else 0):
+                at = drawn.randrange(len(answer))
+                answer[at : at + drawn.choice((0, 1, 4))] = drawn.choice((bytes([drawn.randrange(256)]), *INSERTED))
+            answers.append(bytes(answer))
+            for call in (files.look, files.read):
+                try:
+                    call(f"http://localhost:{port}/a.jpg")
+                except (ItemError, UnavailableError) as error:
+                    str(error).encode()
+        server.shutdown(socket.SHUT_RDWR)

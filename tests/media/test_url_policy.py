@@ -64,6 +64,7 @@ def test_what_is_asked_for(url: str, asked: str) -> None:
         ("https://example.com/\r\nHost: x", "control characters"),
         ("https://exa\tmple.com/", "control characters"),
         ("https://exa mple.com/", "plain host name"),
+        ("https://example.com/\udcff.jpg", "no text"),
         ("https://example.com./", "plain host name"),
         ("https://127.0.0.1./", "plain host name"),
         ("https://example..com/", "plain host name"),

@@ -30,6 +30,7 @@ from pipeline.schema import MediaItem
 from pipeline.sinks.parquet import PART_SCHEMA, write_part
 from pipeline.storage import Folder
 from tests.features.sample_records import keyed_record
+from tests.media.archive_files import make_tar, make_zip
 from tests.s3.conftest import BUCKET, S3, s3_environment
 from tests.s3.gateway import Gateway, free_port
 from tests.s3.proxy import KINDS, FaultyProxy
@@ -158,6 +159,26 @@ def test_objects_whole_and_by_range(s3: S3) -> None:
     s3.other.pipe_file(s3.folder.locate("clip.bin"), b"changed")
     assert stat_source(item).source_id != facts.source_id
     assert read_source(item, counter) == b"changed"
+
+
+def test_members_of_archives_are_single_ranges(s3: S3) -> None:
+    files = {f"{number}.jpg": bytes([number]) * 40_000 for number in range(60)}
+    for name, data in (("s.tar", make_tar(files)), ("s.zip", make_zip(files))):
+        s3.other.pipe_file(s3.folder.locate(name), data)
+        counter = FetchCounter()
+        for member, content in files.items():
+            item = MediaItem(uri=f"{s3.url}/{name}#{member}")
+            assert stat_source(item).source_id.startswith(f"etag:{s3.url}/{name}:")
+            assert read_source(item, counter) == content
+        assert counter.fetches == 60
+        assert counter.bytes_fetched < 61 * 41_000
+        with open_source(MediaItem(uri=f"{s3.url}/{name}#7.jpg"), FetchCounter()) as file:
+            file.seek(-3, os.SEEK_END)
+            assert file.read() == bytes([7]) * 3
+        s3.other.pipe_file(s3.folder.locate(name), data[:1000])
+        with pytest.raises(ItemError) as caught:
+            read_source(MediaItem(uri=f"{s3.url}/{name}#59.jpg"), counter)
+        assert caught.value.code == "content_mismatch"
 
 
 def test_missing_objects_and_prefixes_are_the_items_fault(s3: S3) -> None:
