@@ -118,6 +118,9 @@ def presented_transpose(image: Image) -> Transpose | None:
     """
     if image.format in ("TIFF", _HEIF) or (image.format == "PNG" and "exif" not in image.info):
         return None
+    if image.format == "AVIF":
+        # Pillow makes EXIF of the container's turns; what XMP repeats counts no more than in a HEIF.
+        image.info.pop("xmp", None)
     try:
         orientation = image.getexif().get(Base.Orientation)
     except PILLOW_ERRORS:

@@ -233,14 +233,27 @@ def test_a_jpeg_with_a_fault_that_pillow_forgives_is_decoded() -> None:
     data = saved(photograph(160, 120), "JPEG", quality=90)
     scan = data.index(b"\xff\xda")
     faulty = data[:scan] + b"\0\0\0" + data[scan:]  # bytes that belong to nothing
-    assert _jpeg_pixels(io.BytesIO(faulty), (160, 120)) is None
+    assert _jpeg_pixels(io.BytesIO(faulty), (160, 120), (160, 120)) is None
     assert np.array_equal(only_frame(faulty), np.asarray(Image.open(io.BytesIO(faulty)).convert("RGB")))
 
 
 def test_a_jpeg_of_another_size_than_was_admitted_is_left_to_pillow() -> None:
     data = saved(photograph(160, 120), "JPEG")
-    assert _jpeg_pixels(io.BytesIO(data), (160, 120)) is not None
-    assert _jpeg_pixels(io.BytesIO(data), (120, 160)) is None
+    assert _jpeg_pixels(io.BytesIO(data), (160, 120), (160, 120)) is not None
+    assert _jpeg_pixels(io.BytesIO(data), (120, 160), (120, 160)) is None
+
+
+@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"subsampling": "4:4:4"}, {"subsampling": "4:2:2"}])
+@pytest.mark.parametrize("least", [(75, 100), (76, 101), (120, 160), (31, 41), (599, 799)])
+def test_a_scaled_jpeg_that_skips_pillow_has_its_pixels(
+    least: tuple[int, int], options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = saved(photograph(800, 600), "JPEG", quality=88, **options)
+    draft = Image.open(io.BytesIO(data))
+    draft.draft("RGB", least[::-1])
+    expected = resize_frames(np.asarray(draft.convert("RGB"))[np.newaxis], least)
+    monkeypatch.setattr("PIL.ImageFile.ImageFile.load", None)
+    assert np.array_equal(decode_image(data, least, dct_scaled=True).pixels, expected)
 
 
 @pytest.mark.parametrize("colorspace", ["CMYK", "YCCK"])
