@@ -24,11 +24,12 @@ from pipeline.media.pillow import (
     reason,
     truncation_forgiven,
 )
+from pipeline.media.png import png_pixels
 from pipeline.media.resize import Resample, resize_frames
 from pipeline.media.sniff import identify
 from pipeline.schema import DEFAULT_IMAGE_RULES, Frames, ImageRules
 
-_JPEG = "JPEG"
+_JPEG, _PNG = "JPEG", "PNG"
 _GREY_MODES = ("1", "LA", "La", "L", "I")  # "LAB" has been refused
 # The formats of which Pillow gives what a file that ends early has of its pixels.
 _KEPT_IN_PART = {"JPEG", "PNG"}
@@ -113,14 +114,15 @@ def _upright(
             if signature.format == _JPEG and least is not None:
                 height, width = least if transpose not in SIDEWAYS else least[::-1]
                 image.draft(image.mode, (width, height))
-            if signature.format == _JPEG and transpose is None and image.mode == "RGB":
-                pixels = _jpeg_pixels(file, stored, image.size)
+            if transpose is None and image.mode == "RGB" and "transparency" not in image.info:
+                pixels = _plain_pixels(file, image, signature.format, stored)
                 if pixels is not None:
                     return _Shown(pixels=pixels, to_srgb=srgb_transform(image.info.get("icc_profile"), "RGB"))
             if kept and image.mode in _GREY:
                 image.im = PIL.Image.new(image.mode, image.size, _GREY[image.mode]).im
             size = image.size
-            rgb, to_srgb = _to_rgb(image, rules.background_rgb)
+            source = _png_with_alpha(file, image) if signature.format == _PNG and image.mode == "RGBA" else image
+            rgb, to_srgb = _to_rgb(source, rules.background_rgb)
             if rgb.size != size:
                 raise ItemError("decode", "corrupt", f"{signature.format} of {size} decodes to {rgb.size} pixels")
             return _Shown(pixels=_pixels(rgb if transpose is None else rgb.transpose(transpose)), to_srgb=to_srgb)
@@ -134,6 +136,35 @@ def _check_size(shown: tuple[int, int], admitted: tuple[int, int] | None) -> Non
         raise ItemError(
             "decode", "wrong_size", f"{shown[0]}x{shown[1]} pixels where {admitted[1]}x{admitted[0]} were admitted"
         )
+
+
+def _plain_pixels(file: BinaryIO, image: Image, format: str, stored: tuple[int, int]) -> npt.NDArray[np.uint8] | None:
+    """uint8 (H, W, 3) of an opaque RGB `image`, which has yet to be decoded, without Pillow; None where Pillow has to.
+
+    `stored` is its size = (width, height) in the file.
+    """
+    if format == _JPEG:
+        return _jpeg_pixels(file, stored, image.size)
+    return _png_pixels(file, image) if format == _PNG else None
+
+
+def _png_pixels(file: BinaryIO, image: Image) -> npt.NDArray[np.uint8] | None:
+    """uint8 (H, W, a channel for each of `image`'s), or None."""
+    if getattr(image, "is_animated", False):
+        return None
+    file.seek(0)
+    pixels = png_pixels(file.read(), image.size)
+    return pixels if pixels is not None and pixels.shape[2] == len(image.mode) else None
+
+
+def _png_with_alpha(file: BinaryIO, image: Image) -> Image:
+    """The same image decoded otherwise where that can be; `image` itself, not decoded, where not."""
+    pixels = _png_pixels(file, image)
+    if pixels is None:
+        return image
+    decoded = PIL.Image.fromarray(pixels)
+    decoded.info = image.info
+    return decoded
 
 
 def _jpeg_pixels(file: BinaryIO, size: tuple[int, int], scaled: tuple[int, int]) -> npt.NDArray[np.uint8] | None:
