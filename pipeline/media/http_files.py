@@ -259,12 +259,9 @@ class HttpFiles:
             begin, total = _content_range(response)
             if (begin, total > 0) not in ((0, True), (None, False)):
                 raise _unexpected(response, f"its {total} bytes are said to begin at {begin}")
-            _check_size(response, total, self._policy.max_bytes)
             await _body(response, 1 if total else 0)  # so that the connection can be used again
             return UrlFacts(num_bytes=total, etag=etag, last_modified=last_modified, has_ranges=total > 0)
-        num_bytes = response.content_length
-        _check_size(response, num_bytes or 0, self._policy.max_bytes)
-        return UrlFacts(num_bytes=num_bytes, etag=etag, last_modified=last_modified)
+        return UrlFacts(num_bytes=response.content_length, etag=etag, last_modified=last_modified)
 
     async def _take_whole(self, response: aiohttp.ClientResponse) -> bytes:
         if response.status != 200:
