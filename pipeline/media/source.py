@@ -193,7 +193,7 @@ def _locate(uri: str, policy: SourcePolicy) -> Place:
             "fetch", "scheme_refused", f"{uri[:200]}: media is read from {', '.join(SCHEMES)} only, not {scheme!r}"
         )
     if scheme in URL_SCHEMES:
-        # Not at the top: it takes a third of a second, and few runs have URLs.
+        # Not at the top: it takes an eighth of a second, and few runs have URLs.
         from pipeline.media.http_files import http_files
 
         return Place(uri=uri, scheme=scheme, fs=http_files(policy, os.getpid()), path=uri)
@@ -280,6 +280,8 @@ def _open(place: Place) -> Any:
 
 
 def _meaning(error: Exception, place: Place) -> Exception:
+    if place.scheme in URL_SCHEMES and isinstance(error, ConnectionError):
+        return TransientError(str(error), getattr(error, "after_seconds", 0.0))
     what = f"{place.uri}: {explain(error)}"
     match judge(error):
         case Fault.CREDENTIALS:
@@ -293,6 +295,6 @@ def _meaning(error: Exception, place: Place) -> Exception:
         case Fault.DENIED:
             return ItemError("fetch", "access_denied", what)
         case Fault.PASSING:
-            return TransientError(what, getattr(error, "after_seconds", 0.0))
+            return TransientError(what)
         case Fault.UNKNOWN:
             return error

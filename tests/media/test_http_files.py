@@ -296,6 +296,20 @@ def test_connections_that_break(web: Web, policy: SourcePolicy, quick: None, fau
     assert refusal(lambda: read_source(MediaItem(uri=web.url("/a.jpg")), FetchCounter(), policy))[0] == "unavailable"
 
 
+def nonsense(handler: Handler) -> None:
+    handler.wfile.write(b"HTTP/1.1 \xff\xfe\r\n\r\n")
+    handler.close_connection = True
+
+
+def test_a_message_is_text_without_a_signature(web: Web, policy: SourcePolicy, quick: None) -> None:
+    for fault in (nonsense, cut_off, hang_up, lambda handler: handler.reply(503)):
+        web.answers["/a.jpg"] = fault
+        item = MediaItem(uri=web.url("/a.jpg?signature=secret"))
+        code, message = refusal(lambda item=item: read_source(item, FetchCounter(), policy))
+        assert (code, "secret" in message) == ("unavailable", False)
+        assert message.encode().startswith(b"https://localhost")
+
+
 def endless(handler: Handler) -> None:
     handler.send_response(200)
     handler.send_header("Transfer-Encoding", "chunked")

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from pipeline.config import Config
+from pipeline.config import Config, parse_config
 from pipeline.media.backend import DECODE_BACKEND, PAGE_BACKEND
 from pipeline.media.document import probe_page, render_page
 from pipeline.media.resize import resize_frames
@@ -112,7 +112,8 @@ def test_a_batch_of_pages_is_decoded() -> None:
     items = [planned(n).to_row() for n in (2, 0, 1)]
     row: dict[str, Any] = {"window": 0, "batch": 0, "digest": "d", "items": items}
     items[2]["media"]["page"] = 9
-    context = cast(StageContext, SimpleNamespace(identity=IDENTITY))
+    config = parse_config({"job": "index_documents", "input": "x", "model": "m"})
+    context = cast(StageContext, SimpleNamespace(identity=IDENTITY, config=config))
     [decoded] = DecodeBatches(context)(batch_table([row]))
     pixels = np.frombuffer(decoded["pixels"][0].as_buffer(), np.uint8).reshape(2, *SIZE, 3)
     for found, page in zip(pixels, (2, 0), strict=True):
