@@ -16,7 +16,7 @@ from pipeline.media.url_policy import SourcePolicy
 
 _LOOK_AGAIN_SECONDS = 60  # how old what is known of a remote archive may be
 _MAX_ARCHIVES = 1024
-_MAX_REMEMBERED = 2 * MAX_MEMBERS  # members, of some 400 bytes each
+_MAX_REMEMBERED = 2 * MAX_MEMBERS  # members, of 290 bytes each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,11 +17,11 @@ from typing import BinaryIO
 from pipeline.errors import ItemError
 
 HEADER_BYTES = 512  # from a member's `start`, as many as `data_offset` wants
-MAX_MEMBERS = 250_000  # some 100 MB of index
+MAX_MEMBERS = 250_000  # 290 bytes each
 _MAX_EXTRA_BYTES = 2**20  # of a pax header or a long name
 _MAX_NAME_BYTES = 4096
 _MAX_DIRECTORY_BYTES = 128 * 2**20
-# Media are compressed already: photographs and clips reach 1.1, drawn pictures in uncompressed formats 50.
+# Not tuned. Drawn JPEGs deflate by 1.3, clips by 1.1, a blank BMP by 1,000; below so many bytes it does not matter.
 _MAX_RATIO = 100
 _RATIO_FREE_BYTES = 2**20
 

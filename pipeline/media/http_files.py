@@ -46,7 +46,7 @@ Taken = TypeVar("Taken")
 _MAX_CONNECTIONS = 64
 _MAX_CONNECTIONS_PER_HOST = 8
 _REMEMBERED_SECONDS = 60  # how long a host's checked addresses are connected to without another look-up
-_ENDING_STEPS = 8  # of the loop, in which transports let go of sockets that were shut down: TLS needs four
+_ENDING_STEPS = 8  # of the loop, in which transports let go of sockets that were shut down; one was enough
 _REDIRECTS = {301, 302, 303, 307, 308}
 _MAY_PASS = {408, 425, 429, 500, 502, 503, 504, 520, 521, 522, 523, 524}
 _ABSENT = {404, 410}
@@ -248,7 +248,9 @@ class HttpFiles:
                 raise
             if _is_absent_host(error):
                 raise ItemError("fetch", "not_found", f"{shown}: no such host as {target.host}") from error
-            raise UnavailableError(f"{shown}: {type(error).__name__}: {show_text(str(error))}") from error
+            # The whole of an answer's error would repeat the URL with its query.
+            said = error.message if isinstance(error, aiohttp.ClientResponseError) else str(error)
+            raise UnavailableError(f"{shown}: {type(error).__name__}: {show_text(said)}") from error
         except ValueError as error:  # a Content-Length that is no number, among others
             raise ItemError("fetch", "unexpected_answer", f"{shown}: {show_text(str(error))}") from error
 
@@ -259,12 +261,10 @@ class HttpFiles:
             begin, total = _content_range(response)
             if (begin, total > 0) not in ((0, True), (None, False)):
                 raise _unexpected(response, f"its {total} bytes are said to begin at {begin}")
-            _check_size(response, total, self._policy.max_bytes)
-            await _body(response, 1 if total else 0)  # so that the connection can be used again
+            if total:
+                await _body(response, 1)  # so that the connection can be used again
             return UrlFacts(num_bytes=total, etag=etag, last_modified=last_modified, has_ranges=total > 0)
-        num_bytes = response.content_length
-        _check_size(response, num_bytes or 0, self._policy.max_bytes)
-        return UrlFacts(num_bytes=num_bytes, etag=etag, last_modified=last_modified)
+        return UrlFacts(num_bytes=response.content_length, etag=etag, last_modified=last_modified)
 
     async def _take_whole(self, response: aiohttp.ClientResponse) -> bytes:
         if response.status != 200:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import os
@@ -57,9 +58,10 @@ def stat_source(item: MediaItem, policy: SourcePolicy = ANYWHERE) -> SourceFacts
         archive, member = _archives.member(*split, policy)
         found_id = f"{archive.source_id}#{member.name}:{member.start}:{member.num_bytes}:{member.crc:08x}"
         return SourceFacts(source_id=_given_id(item) or found_id, num_bytes=_not_empty(item, member.num_bytes))
-    place = _locate(item, policy)
-    num_bytes, found_id = _reach(lambda: _look(place), place)
-    return SourceFacts(source_id=_given_id(item) or found_id, num_bytes=_not_empty(item, num_bytes))
+    found = _found(item.uri or "", policy)
+    if _scheme(item.uri or "") in URL_SCHEMES:
+        _not_larger(item, found.num_bytes, policy)
+    return SourceFacts(source_id=_given_id(item) or found.source_id, num_bytes=_not_empty(item, found.num_bytes))
 
 
 def read_source(item: MediaItem, counter: FetchCounter, policy: SourcePolicy = ANYWHERE) -> bytes:
@@ -69,7 +71,7 @@ def read_source(item: MediaItem, counter: FetchCounter, policy: SourcePolicy = A
     split = split_member(item.uri or "")
     if split is not None:
         return _read_member(item, split, counter, policy)
-    place = _locate(item, policy)
+    place = _locate(item.uri or "", policy)
     counter.fetches += 1
     data = _reach(lambda: _whole(place), place)
     counter.bytes_fetched += len(data)
@@ -88,7 +90,7 @@ def open_source(item: MediaItem, counter: FetchCounter, policy: SourcePolicy = A
     split = split_member(item.uri or "")
     if split is not None:
         return _open_member(item, split, counter, policy)
-    place = _locate(item, policy)
+    place = _locate(item.uri or "", policy)
     counter.fetches += 1
     file = _reach(lambda: _open(place), place)
 
@@ -127,10 +129,8 @@ class Place:
 
 def _read_member(item: MediaItem, split: tuple[str, str], counter: FetchCounter, policy: SourcePolicy) -> bytes:
     _, member = _archives.member(*split, policy)
-    if max(member.num_bytes, member.stored_bytes) > policy.max_bytes:
-        message = f"{item.name}: {member.num_bytes:,} bytes, {policy.max_bytes:,} are allowed (max_bytes)"
-        raise ItemError("fetch", "too_large", message)
-    place = _locate(MediaItem(uri=split[0]), policy)
+    _not_larger(item, max(member.num_bytes, member.stored_bytes), policy)
+    place = _locate(split[0], policy)
     counter.fetches += 1
     data = _reach(lambda: _range(place, member.start, member.stop), place)
     if len(data) != member.stop - member.start:
@@ -145,12 +145,15 @@ def _open_member(item: MediaItem, split: tuple[str, str], counter: FetchCounter,
     _, member = _archives.member(*split, policy)
     if member.is_deflated:
         return io.BytesIO(_read_member(item, split, counter, policy))
-    file = open_source(MediaItem(uri=split[0]), counter, policy)
-    return cast(BinaryIO, PartOfFile(file, member.start + content_offset(member, file), member.num_bytes))
+    with contextlib.ExitStack() as until_known:
+        file = until_known.enter_context(open_source(MediaItem(uri=split[0]), counter, policy))
+        begin = member.start + content_offset(member, file)
+        until_known.pop_all()
+    return cast(BinaryIO, PartOfFile(file, begin, member.num_bytes))
 
 
 _archives = Archives(
-    look=lambda uri, policy: stat_source(MediaItem(uri=uri), policy),
+    look=lambda uri, policy: _found(uri, policy),
     open=lambda uri, policy: open_source(MediaItem(uri=uri), FetchCounter(), policy),
 )
 
@@ -165,21 +168,32 @@ def _sha256_id(data: bytes) -> str:
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
 
 
+def _not_larger(item: MediaItem, num_bytes: int, policy: SourcePolicy) -> None:
+    if num_bytes > policy.max_bytes:
+        message = f"{item.name}: {num_bytes:,} bytes, {policy.max_bytes:,} are allowed (max_bytes)"
+        raise ItemError("fetch", "too_large", message)
+
+
 def _not_empty(item: MediaItem, num_bytes: int) -> int:
     if num_bytes == 0:
         raise ItemError("fetch", "empty_file", f"{item.name}: 0 bytes")
     return num_bytes
 
 
-def _locate(item: MediaItem, policy: SourcePolicy) -> Place:
-    uri = item.uri or ""
+def _found(uri: str, policy: SourcePolicy) -> SourceFacts:
+    place = _locate(uri, policy)
+    num_bytes, source_id = _reach(lambda: _look(place), place)
+    return SourceFacts(source_id=source_id, num_bytes=num_bytes)
+
+
+def _locate(uri: str, policy: SourcePolicy) -> Place:
     scheme = _scheme(uri)
     if scheme not in SCHEMES:
         raise ItemError(
             "fetch", "scheme_refused", f"{uri[:200]}: media is read from {', '.join(SCHEMES)} only, not {scheme!r}"
         )
     if scheme in URL_SCHEMES:
-        # Not at the top: it takes a third of a second, and few runs have URLs.
+        # Not at the top: it takes an eighth of a second, and few runs have URLs.
         from pipeline.media.http_files import http_files
 
         return Place(uri=uri, scheme=scheme, fs=http_files(policy, os.getpid()), path=uri)
@@ -266,6 +280,8 @@ def _open(place: Place) -> Any:
 
 
 def _meaning(error: Exception, place: Place) -> Exception:
+    if place.scheme in URL_SCHEMES and isinstance(error, ConnectionError):
+        return TransientError(str(error), getattr(error, "after_seconds", 0.0))
     what = f"{place.uri}: {explain(error)}"
     match judge(error):
         case Fault.CREDENTIALS:
@@ -279,6 +295,6 @@ def _meaning(error: Exception, place: Place) -> Exception:
         case Fault.DENIED:
             return ItemError("fetch", "access_denied", what)
         case Fault.PASSING:
-            return TransientError(what, getattr(error, "after_seconds", 0.0))
+            return TransientError(what)
         case Fault.UNKNOWN:
             return error

@@ -167,6 +167,16 @@ def test_an_archive_that_changes_behind_its_index(web: Web) -> None:
         assert refusal(lambda item=item: open_source(item, FetchCounter(), policy))[0] == code
 
 
+def test_an_archive_is_larger_than_its_members_may_be(web: Web) -> None:
+    policy = SourcePolicy(http=True, internal_domains=("localhost",), allowed_ports=(web.port,), max_bytes=20_000)
+    uri = web.hold(
+        "/large.tar", make_tar({f"{n}.jpg": b"1" * 5000 for n in range(9)} | {"l.jpg": b"1" * 20_001}), ETag='"l"'
+    )
+    assert read_source(MediaItem(uri=f"{uri}#8.jpg"), FetchCounter(), policy) == b"1" * 5000
+    assert refusal(lambda: read_source(MediaItem(uri=f"{uri}#l.jpg"), FetchCounter(), policy))[0] == "too_large"
+    assert refusal(lambda: stat_source(MediaItem(uri=uri), policy))[0] == "too_large"
+
+
 def test_a_server_without_ranges_has_no_members(web: Web) -> None:
     policy = SourcePolicy(http=True, internal_domains=("localhost",), allowed_ports=(web.port,))
     uri = web.hold("/whole.tar", make_tar({"a.jpg": b"1234"}), ranges=False, ETag='"w"')
@@ -298,10 +308,7 @@ def pax_tar(records: bytes, kind: bytes = b"x") -> bytes:
 def test_tars_that_lie(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "lie.tar"
     path.write_bytes(data)
-    if data:
-        assert verdict(path, "b.jpg") == "corrupt_archive"
-    else:
-        assert verdict(path, "b.jpg") == "empty_file"
+    assert verdict(path, "b.jpg") == "corrupt_archive"
 
 
 def entry_at(data: bytes, number: int = 0) -> int:
@@ -447,3 +454,25 @@ def test_random_damage_is_an_items_fault(kind: str) -> None:
                 archive_index.member_bytes(member, cut[member.start : member.stop])
             except ItemError as error:
                 assert error.stage == "fetch"
+
+
+def test_both_of_two_members_that_overlap_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "overlap.zip"
+    path.write_bytes(patched(TWO, entry_at(TWO, 1) + 42, "<L", 5))
+    assert {verdict(path, name) for name in ("a.jpg", "b.jpg")} == {"member_refused"}
+
+
+def test_a_header_that_reaches_into_the_next_member_opens_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "reach.zip"
+    path.write_bytes(patched(TWO, 28, "<H", 500))
+    item = MediaItem(uri=f"{path}#a.jpg")
+    assert refusal(lambda: open_source(item, FetchCounter()))[0] == "corrupt_archive"
+
+
+def test_names_are_read_up_to_a_limit(tmp_path: Path) -> None:
+    """A long name is announced with its size, and is not read beyond what names have."""
+    name = bytes(3 * 2**20)
+    header = with_field(make_tar({"x": name})[:512], 156, b"L")
+    path = tmp_path / "name.tar"
+    path.write_bytes(header + name + make_tar({"b.jpg": b"1234"}))
+    assert "3,145,728 bytes of names" in refusal(lambda: stat_source(MediaItem(uri=f"{path}#b.jpg")))[1]

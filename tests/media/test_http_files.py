@@ -296,6 +296,20 @@ def test_connections_that_break(web: Web, policy: SourcePolicy, quick: None, fau
     assert refusal(lambda: read_source(MediaItem(uri=web.url("/a.jpg")), FetchCounter(), policy))[0] == "unavailable"
 
 
+def nonsense(handler: Handler) -> None:
+    handler.wfile.write(b"HTTP/1.1 \xff\xfe\r\n\r\n")
+    handler.close_connection = True
+
+
+def test_a_message_is_text_without_a_signature(web: Web, policy: SourcePolicy, quick: None) -> None:
+    for fault in (nonsense, cut_off, hang_up, lambda handler: handler.reply(503)):
+        web.answers["/a.jpg"] = fault
+        item = MediaItem(uri=web.url("/a.jpg?signature=secret"))
+        code, message = refusal(lambda item=item: read_source(item, FetchCounter(), policy))
+        assert (code, "secret" in message) == ("unavailable", False)
+        assert message.encode().startswith(b"https://localhost")
+
+
 def endless(handler: Handler) -> None:
     handler.send_response(200)
     handler.send_header("Transfer-Encoding", "chunked")
@@ -304,18 +318,20 @@ def endless(handler: Handler) -> None:
         handler.wfile.write(b"10000\r\n" + bytes(65536) + b"\r\n")
 
 
-def test_an_object_that_states_too_much_is_not_read(web: Web, make_files: Callable[..., HttpFiles]) -> None:
+def test_an_object_that_states_too_much_is_not_read(web: Web, policy: SourcePolicy) -> None:
     def claim(handler: Handler) -> None:
         handler.send_response(200)
         handler.send_header("Content-Length", str(2**40))
+        handler.send_header("ETag", '"1"')
         handler.end_headers()
 
     web.answers["/a.jpg"] = claim
-    web.answers["/b.jpg"] = lambda handler: handler.reply(206, b"x", Content_Range=f"bytes 0-0/{2**40}")
-    files = make_files()
-    for call, path in ((files.look, "/a.jpg"), (files.read, "/a.jpg"), (files.look, "/b.jpg")):
-        code, message = refusal(lambda call=call, path=path: call(web.url(path)))
+    web.answers["/b.jpg"] = lambda handler: handler.reply(206, b"x", Content_Range=f"bytes 0-0/{2**40}", ETag='"1"')
+    for path in ("/a.jpg", "/b.jpg"):
+        item = MediaItem(uri=web.url(path))
+        code, message = refusal(lambda item=item: stat_source(item, policy))
         assert (code, f"{2**40:,}" in message) == ("too_large", True)
+    assert refusal(lambda: read_source(MediaItem(uri=web.url("/a.jpg")), FetchCounter(), policy))[0] == "too_large"
 
 
 def test_an_object_that_states_nothing_is_counted(web: Web, make_files: Callable[..., HttpFiles]) -> None:

@@ -47,7 +47,7 @@ class Handler(BaseHTTPRequestHandler):
             return
         start, stop = (int(part) for part in asked.removeprefix("bytes=").split("-"))
         if start >= len(data):
-            self.reply(416, Content_Range=f"bytes */{len(data)}", **headers)
+            self.reply(416, b"<html>", Content_Type="text/html", Content_Range=f"bytes */{len(data)}", **headers)
             return
         part = data[start : stop + 1]
         self.reply(206, part, Content_Range=f"bytes {start}-{start + len(part) - 1}/{len(data)}", **headers)
