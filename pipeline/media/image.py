@@ -27,9 +27,10 @@ from pipeline.media.pillow import (
 from pipeline.media.png import png_pixels
 from pipeline.media.resize import Resample, resize_frames
 from pipeline.media.sniff import identify
+from pipeline.media.webp import webp_pixels
 from pipeline.schema import DEFAULT_IMAGE_RULES, Frames, ImageRules
 
-_JPEG, _PNG = "JPEG", "PNG"
+_JPEG, _PNG, _WEBP = "JPEG", "PNG", "WEBP"
 _GREY_MODES = ("1", "LA", "La", "L", "I")  # "LAB" has been refused
 # The formats of which Pillow gives what a file that ends early has of its pixels.
 _KEPT_IN_PART = {"JPEG", "PNG"}
@@ -145,6 +146,9 @@ def _plain_pixels(file: BinaryIO, image: Image, format: str, stored: tuple[int, 
     """
     if format == _JPEG:
         return _jpeg_pixels(file, stored, image.size)
+    if format == _WEBP:
+        file.seek(0)
+        return webp_pixels(file.read(), stored)
     return _png_pixels(file, image) if format == _PNG else None
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import av
 import av.logging
@@ -40,9 +41,9 @@ def png_pixels(data: bytes, size: tuple[int, int]) -> npt.NDArray[np.uint8] | No
     channels = _CHANNELS.get(frame.format.name)
     if channels is None or (frame.width, frame.height) != size:
         return None
-    plane = frame.planes[0]
-    rows = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)[:height, : width * channels]
-    return rows.reshape(height, width, channels)
+    plane: Any = frame.planes[0]
+    rows: npt.NDArray[np.uint8] = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
+    return rows[:height, : width * channels].reshape(height, width, channels)
 
 
 def _decode(decoder: av.VideoCodecContext, data: bytes) -> tuple[list[av.VideoFrame], list[tuple[int, str, str]]]:
