@@ -8,7 +8,8 @@ from pathlib import Path
 
 import av
 import numpy as np
-from media_files import picture
+
+from tests.media.media_files import picture
 
 LAYOUTS = {1: "mono", 2: "stereo", 3: "2.1", 4: "4.0", 5: "5.0", 6: "5.1", 7: "6.1", 8: "7.1"}
 _FRAME = 1000
