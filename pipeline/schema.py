@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-Modality = Literal["image", "video", "page"]
+Modality = Literal["image", "video", "page", "audio"]
 Status = Literal["ok", "quarantined", "skipped"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaItem:
-    """One image, video or page of a PDF document: a URI, or inline bytes.
+    """One image, video, page of a PDF document or sound (a video's too): a URI, or inline bytes.
 
     `modality` is None when neither the manifest nor the file name says; the probe then decides by content.
     `version` (an object version or any caller-given token) and `sha256` identify the content without a fetch.
     `page` counts from 0 and is of modality "page" only; without it, such an item is a document not yet taken apart.
+    A part of a video or sound, from `start_seconds` to `stop_seconds` of it, is an item of its own; None is its start,
+    its end.
     """
 
     uri: str | None = None
@@ -28,18 +31,39 @@ class MediaItem:
     version: str | None = None
     sha256: str | None = None
     page: int | None = None
+    start_seconds: float | None = None
+    stop_seconds: float | None = None
 
     def __post_init__(self) -> None:
         if (self.uri is None) == (self.data is None):
             raise ValueError(f"a media item has either a uri or inline data, got {self.uri = }")
         if self.page is not None and (self.page < 0 or self.modality != "page"):
             raise ValueError(f"pages count from 0 and are of modality page, got {self.page = } of {self.modality = }")
+        if self.is_part and not 0 <= (self.start_seconds or 0.0) < (
+            math.inf if self.stop_seconds is None else self.stop_seconds
+        ):
+            raise ValueError(f"a part stops behind its start, got {self.start_seconds = }, {self.stop_seconds = }")
+
+    @property
+    def is_part(self) -> bool:
+        """True of what names its start or its end."""
+        return self.start_seconds is not None or self.stop_seconds is not None
+
+    @property
+    def fragment(self) -> str:
+        """What of the file the item is, as URIs say it: "" for all of it, times in seconds, pages counted from 1."""
+        if self.page is not None:
+            return f"#page={self.page + 1}"
+        if not self.is_part:
+            return ""
+        stop = "" if self.stop_seconds is None else f",{self.stop_seconds:.17g}"
+        return f"#t={self.start_seconds or 0.0:.17g}{stop}"
 
     @property
     def name(self) -> str:
         """What to call the item in messages; pages are counted from 1, as readers and PDF viewers do."""
         file = self.uri if self.uri is not None else f"<{len(self.data or b'')} inline bytes>"
-        return file if self.page is None else f"{file}#page={self.page + 1}"
+        return f"{file}{self.fragment}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +118,8 @@ class Probe:
     Images and pages: `num_frames` 1, `duration_seconds` and `rate_fps` 0; a page's size is in pixels at the resolution
     that it was probed for. Videos: `duration_seconds` is first presented frame to
     end of the last, `rate_fps` the average rate, `num_frames` an estimate that may be wrong (edit lists, WebM, TS).
+    Sounds: no size, frames or `rate_fps`; `duration_seconds` is from the file's first picture or sample to the end of
+    the sound, `sample_rate_hz` and `num_channels` are the source's. Those are 0 for all others.
     """
 
     modality: Modality
@@ -105,6 +131,13 @@ class Probe:
     duration_seconds: float = 0.0
     rate_fps: float = 0.0
     num_frames: int = 1
+    sample_rate_hz: int = 0
+    num_channels: int = 0
+
+    @property
+    def num_samples(self) -> int:
+        """Of all channels together, as the source has them."""
+        return math.ceil(self.duration_seconds * self.sample_rate_hz * self.num_channels)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,6 +149,7 @@ class ResourceVector:
     num_frames: int
     duration_seconds: float
     feature_tokens: int
+    num_samples: int = 0
 
     @property
     def total_pixels(self) -> int:

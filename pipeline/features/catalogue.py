@@ -52,6 +52,8 @@ _SOURCES = pa.schema(
         "duration_seconds": pa.float64(),
         "rate_fps": pa.float64(),
         "num_frames": pa.int64(),
+        "sample_rate_hz": pa.int64(),
+        "num_channels": pa.int64(),
     }
 )
 
@@ -181,6 +183,11 @@ class SourceEntry:
     probe: Probe
 
 
+def _entry(row: Mapping[str, Any]) -> SourceEntry:
+    facts = {f.name: row[f.name] for f in dataclasses.fields(Probe) if row.get(f.name) is not None}
+    return SourceEntry(content=row["content"], probe=Probe(**facts))
+
+
 class SourceCatalogue:
     """Source id → content hash and probe, so that a known source costs no fetch."""
 
@@ -192,9 +199,10 @@ class SourceCatalogue:
         """The entries of those that are known; the last recorded wins."""
         if self._tables is None:
             self._tables = self._load({})
-        table = pa.concat_tables([self._tables[name] for name in sorted(self._tables)] or [_SOURCES.empty_table()])
+        tables = [self._tables[name] for name in sorted(self._tables)] or [_SOURCES.empty_table()]
+        table = pa.concat_tables(tables, promote_options="default")  # older ones lack the latest columns
         hits = table.take(_matches(table.column("source_id"), source_ids)).to_pylist()
-        return {row.pop("source_id"): SourceEntry(content=row.pop("content"), probe=Probe(**row)) for row in hits}
+        return {row["source_id"]: _entry(row) for row in hits}
 
     def record(self, entries: Mapping[str, SourceEntry]) -> None:
         """Publish `entries` as one new file, and know them from now on."""

@@ -8,9 +8,10 @@ import av
 import PIL
 from pypdfium2.version import PDFIUM_INFO
 
+_READING = ("libavformat", "libavcodec")
 
-def _libav() -> str:
-    names = ("libavformat", "libavcodec", "libswscale")
+
+def _libav(*names: str) -> str:
     return ",".join(f"{name}-{'.'.join(map(str, av.library_versions[name]))}" for name in names)
 
 
@@ -24,7 +25,8 @@ def _heif() -> str:
 # What `pipeline.media.image` itself makes of the libraries' pixels; raised when that changes. 2: profiles to sRGB.
 _IMAGE_RULES = 2
 
-DECODE_BACKEND: str = f"pyav-{av.__version__},{_libav()},pillow-{PIL.__version__}"
+DECODE_BACKEND: str = f"pyav-{av.__version__},{_libav(*_READING, 'libswscale')},pillow-{PIL.__version__}"
+SOUND_BACKEND: str = f"pyav-{av.__version__},{_libav(*_READING, 'libswresample')}"
 PAGE_BACKEND: str = f"pdfium-{PDFIUM_INFO.build}"
 IMAGE_BACKEND: str = f"pillow-{PIL.__version__},simplejpeg-{version('simplejpeg')},images-{_IMAGE_RULES}"
 HEIF_BACKEND: str = IMAGE_BACKEND + _heif()

@@ -18,12 +18,13 @@ class Budget:
     max_total_pixels: int
     max_frames: int
     max_duration_seconds: float
+    max_samples: int
     max_feature_tokens: int
     max_media_per_request: int
 
 
 # Chosen so that one worker's peak stays bounded, not measured against a corpus: 64 MP is the largest phone
-# sensor binned once; 256 frames of 4K is 2.1 GP.
+# sensor binned once; 256 frames of 4K is 2.1 GP; four hours at 48 kHz in stereo are 1.4 G samples.
 TIERS: dict[str, Budget] = {
     "default": Budget(
         max_bytes=512 * 2**20,
@@ -31,6 +32,7 @@ TIERS: dict[str, Budget] = {
         max_total_pixels=2_200 * 10**6,
         max_frames=256,
         max_duration_seconds=4 * 3600.0,
+        max_samples=1_500 * 10**6,
         max_feature_tokens=32_768,
         max_media_per_request=16,
     ),
@@ -40,6 +42,7 @@ TIERS: dict[str, Budget] = {
         max_total_pixels=20_000 * 10**6,
         max_frames=2_048,
         max_duration_seconds=24 * 3600.0,
+        max_samples=20_000 * 10**6,
         max_feature_tokens=262_144,
         max_media_per_request=256,
     ),
@@ -51,6 +54,7 @@ _ITEM_LIMITS = (
     ("frames", "num_frames", "max_frames", "sampled frames"),
     ("total_pixels", "total_pixels", "max_total_pixels", "pixels in all sampled frames"),
     ("duration", "duration_seconds", "max_duration_seconds", "seconds"),
+    ("samples", "num_samples", "max_samples", "samples of sound in all channels"),
     ("feature_tokens", "feature_tokens", "max_feature_tokens", "feature tokens"),
 )
 

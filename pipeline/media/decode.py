@@ -44,6 +44,8 @@ def decode_media(
         case "page":
             assert page is not None, "a page was probed by its number, and is decoded by it"
             frames = _decode_page(file, page, (probe.height, probe.width), size, resample)
+        case "audio":
+            raise ValueError("a sound has no frames; its samples come from pipeline.media.audio")
     if len(frames.pts_seconds) != len(plan):
         raise ItemError(
             "decode",

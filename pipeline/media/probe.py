@@ -1,18 +1,22 @@
-"""Facts from a media header: no pixel is decoded, nothing large is allocated."""
+"""Facts from a media header: nothing is decoded, nothing large is allocated."""
 
 from __future__ import annotations
 
-from typing import BinaryIO
+import math
+from collections.abc import Sequence
+from typing import BinaryIO, Literal
 
 import av
+from av.audio.stream import AudioStream
 from av.container import InputContainer
+from av.stream import Disposition, Stream
 from av.video.stream import VideoStream
 
 from pipeline.errors import ItemError
 from pipeline.media import streams
 from pipeline.media.document import DEFAULT_DPI, probe_page
 from pipeline.media.pillow import PILLOW_ERRORS, open_image, presented_size, reason
-from pipeline.media.sniff import Signature, identify
+from pipeline.media.sniff import Signature, identify, stated_seconds
 from pipeline.schema import Modality, Probe
 
 
@@ -27,25 +31,34 @@ def probe_media(
 ) -> Probe:
     """What the header of `file` says, by content alone; of a PDF, what it says of `page` (from 0) drawn at `dpi`.
 
-    `declared` is the modality that the manifest or the file name claims. Raises `ItemError` (stage `probe`):
+    `declared` is the modality that the manifest or the file name claims. A container of pictures and sound is a video,
+    or the sound of one where `declared` is audio; cover art is no picture. Raises `ItemError` (stage `probe`):
     `unknown_format` (which a PDF without a page is, too), `modality_mismatch`, `corrupt_header`, `no_video_stream`,
-    `unsupported_codec`, `zero_dimensions`, and what `probe_page` raises. A file cut off behind its header passes here
-    and fails in decode.
+    `no_audio_stream`, `unsupported_codec`, `zero_dimensions`, and what `probe_page` raises. A file cut off behind its
+    header passes here and fails in decode.
     """
     signature = identify(file, stage="probe", name=name)
-    if declared is not None and declared != signature.modality:
+    if declared is not None and ("video" if declared == "audio" else declared) != signature.modality:
         raise ItemError(
             "probe",
             "modality_mismatch",
-            f"{name}: declared {declared}, the content is {signature.modality} ({signature.format})",
+            f"{name}: declared {declared}, the content is "
+            f"{'video or audio' if signature.modality == 'video' else signature.modality} ({signature.format})",
         )
     if signature.modality == "page":
         if page is None:
             raise ItemError("probe", "unknown_format", f"{name}: a PDF is taken by its pages, and none is named")
         return probe_page(file, page, num_bytes=num_bytes, dpi=dpi, name=name)
-    probe = _probe_image if signature.modality == "image" else _probe_video
-    facts = probe(file, signature, num_bytes, name)
-    if facts.width <= 0 or facts.height <= 0:
+    if signature.modality == "image":
+        facts = _probe_image(file, signature, num_bytes, name)
+    else:
+        facts = _probe_container(file, signature, num_bytes, declared, name)
+    if facts.modality == "audio":
+        if not 0 < facts.sample_rate_hz <= streams.HIGHEST_RATE_HZ or facts.num_channels <= 0:
+            raise ItemError(
+                "probe", "corrupt_header", f"{name}: {facts.sample_rate_hz} Hz, {facts.num_channels} channels"
+            )
+    elif facts.width <= 0 or facts.height <= 0:
         raise ItemError(
             "probe", "zero_dimensions", f"{name}: {signature.format} of {facts.width}x{facts.height} pixels"
         )
@@ -64,13 +77,20 @@ def _probe_image(file: BinaryIO, signature: Signature, num_bytes: int, name: str
     return Probe(modality="image", container=format, codec=format, width=width, height=height, num_bytes=num_bytes)
 
 
-def _probe_video(file: BinaryIO, signature: Signature, num_bytes: int, name: str) -> Probe:
+def _probe_container(
+    file: BinaryIO, signature: Signature, num_bytes: int, declared: Modality | None, name: str
+) -> Probe:
+    stated = stated_seconds(file, signature.format)
     try:
         with streams.open_container(file, signature.format) as container:
-            stream = streams.shown_stream(container)
-            if stream is None:
-                raise _no_pictures(container, name)
-            return _video_facts(container, stream, signature, num_bytes)
+            pictures, sound = streams.shown_stream(container), streams.heard_stream(container)
+            if pictures is not None and declared != "audio":
+                return _video_facts(container, pictures, signature, num_bytes)
+            if declared == "video" or (declared is None and _unknown(container.streams.video)):
+                raise _missing(container, "video", name)
+            if sound is None:
+                raise _missing(container, "audio" if declared == "audio" else "video", name)
+            return _sound_facts(container, sound, signature, num_bytes, stated)
     except av.FFmpegError as error:
         raise _corrupt(signature, name, error) from error
 
@@ -106,14 +126,52 @@ def _measure(container: InputContainer, stream: VideoStream, rate: float) -> tup
     return float((max(times) - min(times)) * stream.time_base) + last_frame, len(times)
 
 
-def _no_pictures(container: InputContainer, name: str) -> ItemError:
-    if any(stream.codec_context is None for stream in container.streams.video):
+def _sound_facts(
+    container: InputContainer, stream: AudioStream, signature: Signature, num_bytes: int, stated: float | None
+) -> Probe:
+    context = stream.codec_context
+    codec, rate_hz, channels = streams.codec_name(stream), context.sample_rate, context.channels
+    duration = streams.sound_duration(container, stream) if stated is None else stated
+    return Probe(
+        modality="audio",
+        container=signature.format,
+        codec=codec,
+        width=0,
+        height=0,
+        num_bytes=num_bytes,
+        duration_seconds=duration or _measured_sound(container, stream),
+        num_frames=0,
+        sample_rate_hz=rate_hz,
+        num_channels=channels,
+    )
+
+
+def _measured_sound(container: InputContainer, stream: AudioStream) -> float:
+    """As `streams.sound_duration`, over all packets."""
+    base, start, end = stream.time_base, math.inf, -math.inf
+    for packet in streams.packets(container, stream):
+        if packet.pts is not None:
+            start, end = min(start, packet.pts), max(end, packet.pts + (packet.duration or 0))
+    if base is None or start > end:
+        return 0.0
+    picture = streams.first_picture(container)
+    first = start * float(base)
+    return float(end * base) - (first if picture is None else min(first, float(picture)))
+
+
+def _unknown(tracks: Sequence[Stream]) -> bool:
+    """Whether there is one, besides cover art, that cannot be decoded."""
+    return any(t.codec_context is None and not t.disposition & Disposition.attached_pic for t in tracks)
+
+
+def _missing(container: InputContainer, kind: Literal["video", "audio"], name: str) -> ItemError:
+    if _unknown(getattr(container.streams, kind)):
         return ItemError(
-            "probe", "unsupported_codec", f"{name}: no decoder for the video in this {container.format.name}"
+            "probe", "unsupported_codec", f"{name}: no decoder for the {kind} in this {container.format.name}"
         )
     held = ", ".join(sorted({stream.type for stream in container.streams})) or "nothing"
     return ItemError(
-        "probe", "no_video_stream", f"{name}: {container.format.name} without a video stream, it holds: {held}"
+        "probe", f"no_{kind}_stream", f"{name}: {container.format.name} without a {kind} stream, it holds: {held}"
     )
 
 

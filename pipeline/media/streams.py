@@ -1,24 +1,30 @@
-"""A video container opened with PyAV: the stream to show, which way up, how long and how fast."""
+"""A container opened with PyAV: the stream to show, which way up, how long and how fast, and the sound to hear."""
 
 from __future__ import annotations
 
+import contextlib
 import io
+import re
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, BinaryIO
 
 import av
 import numpy as np
 import numpy.typing as npt
+from av.audio.stream import AudioStream
 from av.container import InputContainer
+from av.packet import Packet
 from av.stream import Disposition
 from av.video.stream import VideoStream
 
 from pipeline.errors import HeadraceError
 
 _CONTAINERS_WITH_A_MATRIX = ("mov", "matroska")
+HIGHEST_RATE_HZ = 1_536_000  # of sound; what is meant for people has an eighth of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +93,56 @@ def shown_stream(container: InputContainer) -> VideoStream | None:
     return max(streams, key=lambda s: s.codec_context.width * s.codec_context.height, default=None)
 
 
+def heard_stream(container: InputContainer) -> AudioStream | None:
+    """The first sound that is marked as the default, or else the first, of those that this build can decode."""
+    streams = [stream for stream in container.streams.audio if stream.codec_context is not None]
+    return next((s for s in streams if s.disposition & Disposition.default), streams[0] if streams else None)
+
+
+def first_picture(container: InputContainer) -> Fraction | None:
+    """When the video that is shown starts, in seconds of the container's clock; None where there is none, or no time.
+
+    What starts before the clock's zero is there for the decoder.
+    """
+    stream = shown_stream(container)
+    if stream is None or stream.start_time is None or stream.time_base is None:
+        return None
+    return max(Fraction(0), stream.start_time * stream.time_base)
+
+
+def sound_duration(container: InputContainer, stream: AudioStream) -> float:
+    """Seconds from the file's first picture or sample to the end of its sound by the header, 0 when it does not say."""
+    base = stream.time_base or Fraction(0)
+    start = (stream.start_time or 0) * base
+    picture = first_picture(container)
+    late = max(0.0, float(start - picture)) if picture is not None else 0.0
+    if stream.duration:
+        return late + float(stream.duration * base)
+    tag = _tagged_seconds(stream)
+    # Of a file with pictures, the header's duration may be theirs.
+    end = tag if tag or picture is not None else (container.duration or 0) / av.time_base
+    if "matroska" not in container.format.name:
+        return late + end
+    origin = start if picture is None else min(start, picture)
+    return max(0.0, end - float(origin)) if end else 0.0
+
+
+def _tagged_seconds(stream: AudioStream) -> float:
+    """Matroska: where libav and mkvmerge wrote that a track ends, or 0."""
+    tag = next((value for name, value in stream.metadata.items() if name.upper().split("-")[0] == "DURATION"), "")
+    match = re.fullmatch(r"(\d{1,6}):(\d{2}):(\d{2}(?:\.\d{1,9})?)", tag)
+    return 0.0 if match is None else int(match[1]) * 3600 + int(match[2]) * 60 + float(match[3])
+
+
+def packets(container: InputContainer, stream: AudioStream) -> Iterator[Packet[AudioStream]]:
+    """Of one stream that is opened, up to where the file breaks off: what came before is usable."""
+    # IndexError: PyAV 18 fails so at the end of a transport stream in which another stream has begun on the way.
+    with contextlib.suppress(av.FFmpegError, IndexError):
+        for packet in container.demux(stream):
+            if packet.size:
+                yield packet
+
+
 def frame_rate(stream: VideoStream) -> float:
     """Average frames per second by the header, or libav's guess, or 0 when neither is known."""
     return float(stream.average_rate or stream.guessed_rate or 0)
@@ -138,7 +194,7 @@ def _orientation_of(matrix: tuple[int, ...]) -> Orientation:
     return Orientation(mirrored_x=a < 0, mirrored_y=d < 0)
 
 
-def codec_name(stream: VideoStream) -> str:
-    """The codec's canonical name: `h264`, `hevc`, `vp9`."""
+def codec_name(stream: VideoStream | AudioStream) -> str:
+    """The codec's canonical name: `h264`, `hevc`, `vp9`, `aac`."""
     context: Any = stream.codec_context
     return str(context.codec.canonical_name)

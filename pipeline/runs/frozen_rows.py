@@ -12,25 +12,24 @@ import pyarrow as pa
 from pipeline.runs.request_rows import TEXT_COLUMNS
 from pipeline.schema import MediaItem, Request
 
+MEDIA = pa.struct(
+    [
+        ("uri", pa.string()),
+        ("data", pa.large_binary()),
+        ("modality", pa.string()),
+        ("version", pa.string()),
+        ("sha256", pa.string()),
+        ("page", pa.int32()),
+        ("start_seconds", pa.float64()),
+        ("stop_seconds", pa.float64()),
+    ]
+)
+_PARTS = ("page", "start_seconds", "stop_seconds")
 FROZEN_SCHEMA = pa.schema(
     [
         ("item_index", pa.int64()),
         ("id", pa.string()),
-        (
-            "media",
-            pa.list_(
-                pa.struct(
-                    [
-                        ("uri", pa.string()),
-                        ("data", pa.large_binary()),
-                        ("modality", pa.string()),
-                        ("version", pa.string()),
-                        ("sha256", pa.string()),
-                        ("page", pa.int32()),
-                    ]
-                )
-            ),
-        ),
+        ("media", pa.list_(MEDIA)),
         ("prompt", pa.string()),
         ("messages", pa.string()),
         ("tenant", pa.string()),
@@ -46,17 +45,7 @@ def frozen_row(request: Request) -> dict[str, Any]:
     return {
         "item_index": request.item_index,
         "id": request.id,
-        "media": [
-            {
-                "uri": item.uri,
-                "data": item.data,
-                "modality": item.modality,
-                "version": item.version,
-                "sha256": item.sha256,
-                "page": item.page,
-            }
-            for item in request.media
-        ],
+        "media": [{name: getattr(item, name) for name in MEDIA.names} for item in request.media],
         "prompt": request.prompt,
         "messages": None if request.messages is None else json.dumps(request.messages, sort_keys=True),
         "tenant": request.tenant,
@@ -73,8 +62,9 @@ def canonical(row: Mapping[str, Any]) -> bytes:
         for item in row["media"]
     ]
     for item in media:
-        if item["page"] is None:  # as texts: listings without them keep the digests that they had
-            del item["page"]
+        for name in _PARTS:
+            if item[name] is None:  # as texts: listings without them keep the digests that they had
+                del item[name]
     given = {name: value for name, value in row.items() if name not in TEXT_COLUMNS or value is not None}
     return json.dumps({**given, "media": media}, sort_keys=True, separators=(",", ":")).encode() + b"\n"
 

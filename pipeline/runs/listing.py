@@ -37,7 +37,7 @@ from pipeline.storage import file_system, open_reading, reach
 
 MANIFEST_SUFFIXES = (".parquet", ".jsonl", ".ndjson", ".csv")
 INPUT_SCHEMES = ("file", "s3", "gs", "memory")
-_JSON_IN_CSV = ("media", "images", "videos", "documents")
+_JSON_IN_CSV = ("media", "images", "videos", "audios", "documents")
 _ROWS_PER_READ = 1024
 _ROWS_PER_READ_INLINE = 32  # rows with inline bytes are megabytes each
 

@@ -1,9 +1,9 @@
 """One row of a manifest, checked and made a request.
 
-Columns: `id` (required), then media as `media` (a list of uris or of `{uri | data, modality, version, sha256, page}`)
-or as `uri`, `data`, `image(s)`, `video(s)`; optional `prompt` or `messages`, `tenant`, and for rows with one media item
-`modality`, `version`, `sha256`. Jobs that embed or score read `text`, jobs that rank `query` and `documents`. Other
-columns are ignored.
+Columns: `id` (required), then media as `media` (a list of uris or of `{uri | data, modality, version, sha256, page,
+start_seconds, stop_seconds}`) or as `uri`, `data`, `image(s)`, `video(s)`, `audio(s)`; optional `prompt` or `messages`,
+`tenant`, and for rows with one media item `modality`, `version`, `sha256`. Jobs that embed or score read `text`, jobs
+that rank `query` and `documents`. Other columns are ignored.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import base64
 import difflib
 import functools
 import json
+import math
 import posixpath
 import re
 import urllib.parse
@@ -25,6 +26,8 @@ from pipeline.schema import MediaItem, Modality, Request
 
 IMAGE_SUFFIXES = "jpg jpeg jpe jfif png gif webp bmp dib tif tiff avif heic heif jp2 ppm pgm pbm pnm tga ico"
 VIDEO_SUFFIXES = "mp4 m4v mov mkv webm avi mpg mpeg mpe m1v m2v ts m2ts mts wmv asf flv f4v 3gp 3g2 ogv mxf vob"
+# Of what may as well hold pictures, such as ogg, the content decides.
+AUDIO_SUFFIXES = "wav wave mp3 mp2 mpga flac oga opus m4a m4b aac aif aiff aifc caf au snd wv tta amr mka weba wma"
 # The column says what its uris are, and the order of the columns is the order of a row's media.
 _URI_COLUMNS: dict[str, Modality | None] = {
     "uri": None,
@@ -32,6 +35,8 @@ _URI_COLUMNS: dict[str, Modality | None] = {
     "images": "image",
     "video": "video",
     "videos": "video",
+    "audio": "audio",
+    "audios": "audio",
 }
 _SINGLE_MEDIA_COLUMNS = ("modality", "version", "sha256")
 _DATA = "data:"  # of a uri that brings its bytes, in any case of letters
@@ -42,6 +47,7 @@ _MODALITIES: tuple[str, ...] = get_args(Modality)
 _MODALITY_BY_SUFFIX: dict[str, Modality] = {
     **dict.fromkeys(IMAGE_SUFFIXES.split(), "image"),
     **dict.fromkeys(VIDEO_SUFFIXES.split(), "video"),
+    **dict.fromkeys(AUDIO_SUFFIXES.split(), "audio"),
 }
 _MAX_PAGES = 2**31  # as the frozen listing holds them
 
@@ -86,7 +92,7 @@ def _wrong_column(names: tuple[str, ...]) -> tuple[str, str] | None:
 def _near_miss(name: str, names: tuple[str, ...]) -> str | None:
     lowered = name.lower()
     for word in re.split(r"[^a-z0-9]+", lowered):
-        if word in ("image", "images", "video", "videos", "uri", "media"):
+        if word in ("image", "images", "video", "videos", "audio", "audios", "uri", "media"):
             return word
         if word in ("url", "urls"):
             return "uri"
@@ -224,6 +230,7 @@ def _media_item(column: str, entry: Mapping[str, Any], place: Place) -> MediaIte
     if sha256 is not None and not re.fullmatch(r"[0-9a-fA-F]{64}", sha256):
         raise place.refuse(column, f"sha256 is 64 hex digits, got {show(sha256)}")
     page = _page(entry, modality, column, place)
+    start, stop = _part(entry, modality, column, place)
     return MediaItem(
         uri=None if uri is None else _absolute(uri, column, place),
         data=None if data is None else _inline(data, column, place),
@@ -231,6 +238,8 @@ def _media_item(column: str, entry: Mapping[str, Any], place: Place) -> MediaIte
         version=_text(entry.get("version"), column, place),
         sha256=None if sha256 is None else sha256.lower(),
         page=page,
+        start_seconds=start,
+        stop_seconds=stop,
     )
 
 
@@ -240,6 +249,27 @@ def _page(entry: Mapping[str, Any], modality: str | None, column: str, place: Pl
     if page is None or (is_index and modality in (None, "page")):
         return page
     raise place.refuse(column, f"page counts from 0 and is of modality 'page', got {show(page)} of {show(modality)}")
+
+
+def _part(
+    entry: Mapping[str, Any], modality: str | None, column: str, place: Place
+) -> tuple[float | None, float | None]:
+    start, stop = (_seconds(entry.get(name), f"{column}.{name}", place) for name in ("start_seconds", "stop_seconds"))
+    if start is None and stop is None:
+        return None, None
+    if modality in ("image", "page") or entry.get("page") is not None:
+        raise place.refuse(column, f"start_seconds and stop_seconds are of videos and sounds, got {show(dict(entry))}")
+    if stop is not None and stop <= (start or 0.0):
+        raise place.refuse(column, f"a part stops behind its start, got start_seconds {start} and stop_seconds {stop}")
+    return start, stop
+
+
+def _seconds(value: Any, column: str, place: Place) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise place.refuse(column, f"expected seconds from the start of the file, got {show(value)}")
+    return float(value)
 
 
 def _absolute(uri: str, column: str, place: Place) -> str:

@@ -20,7 +20,14 @@ from pipeline.media.shared_source import SharedSources
 from pipeline.media.source import FetchCounter, open_source, stat_source
 from pipeline.schema import Frames, ItemFailure
 from pipeline.stages.context import StageContext
-from pipeline.stages.identity import check_content, check_source, is_read_by_range, media_content, sha256_content
+from pipeline.stages.identity import (
+    check_content,
+    check_source,
+    is_read_by_range,
+    media_content,
+    media_source,
+    sha256_content,
+)
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, batch_table
 
 
@@ -59,7 +66,7 @@ class DecodeBatches:
         self, item: PlannedMedia, counter: FetchCounter, sources: SharedSources
     ) -> tuple[DecodedMedia, Frames | None]:
         try:
-            if is_read_by_range(item.probe, self.context.config.decode.max_whole_bytes) and item.media.data is None:
+            if item.media.data is None and is_read_by_range(item.probe, self.context.config.decode.max_whole_bytes):
                 return self._decode_by_range(item, counter)
             return self._decode_whole(item, counter, sources)
         except ItemError as error:
@@ -88,13 +95,17 @@ class DecodeBatches:
     def _decode_by_range(self, item: PlannedMedia, counter: FetchCounter) -> tuple[DecodedMedia, Frames]:
         """Fetching and decoding take turns: all of it counts as decoding."""
         started = time.perf_counter()
-        policy = self.context.config.source_policy()
-        check_source(item.media, item.source_id, stat_source(item.media, policy).source_id)
-        with open_source(item.media, counter, policy) as file:
+        self._check_source(item)
+        with open_source(item.media, counter, self.context.config.source_policy()) as file:
             frames = self._frames(item, file, by_range=True)
-        check_source(item.media, item.source_id, stat_source(item.media, policy).source_id)
+        self._check_source(item)
         decode_ms = 1e3 * (time.perf_counter() - started)
         return DecodedMedia(planned=item, shown=frames.pts_seconds, decode_ms=decode_ms), frames
+
+    def _check_source(self, item: PlannedMedia) -> None:
+        facts = stat_source(item.media, self.context.config.source_policy())
+        found = media_source(item.media, facts.source_id, self.context.config.document.dpi)
+        check_source(item.media, item.source_id, found)
 
     def _frames(self, item: PlannedMedia, file: BinaryIO, *, by_range: bool = False) -> Frames:
         """As the encoder gets them."""

@@ -20,6 +20,7 @@ from pipeline.errors import ItemError
 from pipeline.features.catalogue import SourceEntry
 from pipeline.media.archive import SourceFacts
 from pipeline.media.budget import Budget, admit, admit_request
+from pipeline.media.part import part_plan, probe_part
 from pipeline.media.probe import probe_media
 from pipeline.media.sampling import sample_plan
 from pipeline.media.shared_source import SharedSources
@@ -35,7 +36,7 @@ from pipeline.stages.identity import (
     check_content,
     is_read_by_range,
     media_content,
-    page_source,
+    media_source,
     request_source,
     sha256_content,
     source_content,
@@ -174,6 +175,7 @@ class _Candidate:
     media_index: int
     media: MediaItem
     facts: SourceFacts | None = None
+    file_source: str = ""
     content: str | None = None
     probe: Probe | None = None
     failure: ItemError | None = None
@@ -276,7 +278,8 @@ class _WindowPlanner:
 
     def _stat(self, candidate: _Candidate) -> None:
         media, facts = candidate.media, stat_source(candidate.media, self.policy)
-        source_id = page_source(media, facts.source_id, self.context.config.document.dpi)
+        source_id = media_source(media, facts.source_id, self.context.config.document.dpi)
+        candidate.file_source = facts.source_id
         candidate.facts = dataclasses.replace(facts, source_id=source_id)
         if media.sha256 is not None:
             candidate.content = media_content(media, f"sha256:{media.sha256.lower()}")
@@ -289,7 +292,7 @@ class _WindowPlanner:
             candidate.probe = entry.probe
             is_ranged = is_read_by_range(entry.probe, self.context.config.decode.max_whole_bytes)
             # What a run with a lower limit read in part has no hash yet that its bytes could be held against.
-            if is_ranged or entry.content != source_content(candidate.facts.source_id):
+            if is_ranged or entry.content != media_content(candidate.media, source_content(candidate.file_source)):
                 candidate.content = entry.content
             _check_modality(candidate.media, entry.probe)
         elif num_bytes <= self.context.config.decode.max_inline_bytes or candidate.media.data is not None:
@@ -304,11 +307,11 @@ class _WindowPlanner:
             with open_source(candidate.media, candidate.counter, self.policy) as file:
                 candidate.probe = self._probe_file(candidate, file)
             if is_read_by_range(candidate.probe, self.context.config.decode.max_whole_bytes):
-                candidate.content = source_content(candidate.facts.source_id)
+                candidate.content = media_content(candidate.media, source_content(candidate.file_source))
 
     def _probe_file(self, candidate: _Candidate, file: Any) -> Probe:
         assert candidate.facts is not None
-        return probe_media(
+        probe = probe_media(
             file,
             num_bytes=candidate.facts.num_bytes,
             declared=candidate.media.modality,
@@ -316,6 +319,7 @@ class _WindowPlanner:
             page=candidate.media.page,
             dpi=self.context.config.document.dpi,
         )
+        return probe_part(candidate.media, probe)
 
     def _admitted(self, candidates: list[_Candidate]) -> list[PlannedMedia]:
         planned: list[PlannedMedia] = []
@@ -337,9 +341,10 @@ class _WindowPlanner:
         assert probe is not None and facts is not None
         verdict = self.context.checked.verdicts.get(probe.modality, "the model's processor does not take them")
         if verdict:
-            message = f"{self.context.config.model} cannot be used with {probe.modality}s: {verdict}"
+            kind = "sounds" if probe.modality == "audio" else f"{probe.modality}s"
+            message = f"{self.context.config.model} cannot be used with {kind}: {verdict}"
             raise ItemError("admit", "modality_not_supported", message)
-        requested = self._sample(probe)
+        requested = part_plan(candidate.media, self._sample(probe))
         geometry = self.context.geometry(probe, requested)
         admit(
             ResourceVector(
@@ -348,6 +353,7 @@ class _WindowPlanner:
                 num_frames=len(requested),
                 duration_seconds=probe.duration_seconds,
                 feature_tokens=geometry.feature_length,
+                num_samples=probe.num_samples,
             ),
             self.limits,
         )

@@ -9,7 +9,7 @@ from typing import Literal
 
 from pipeline.errors import ItemError
 from pipeline.features.identity import FeatureKeyTerms, canonical_json
-from pipeline.media.backend import DECODE_BACKEND, HEIF_BACKEND, IMAGE_BACKEND, PAGE_BACKEND
+from pipeline.media.backend import DECODE_BACKEND, HEIF_BACKEND, IMAGE_BACKEND, PAGE_BACKEND, SOUND_BACKEND
 from pipeline.media.packets import INDEXED_FORMAT
 from pipeline.media.resize import Resample, resize_backend
 from pipeline.planning.geometry import SizeRule
@@ -74,6 +74,8 @@ class EncoderIdentity:
         """A page is drawn at some size before it is resized, which changes its pixels as another library would."""
         if probe.modality == "page":
             return f"{PAGE_BACKEND},{probe.width}x{probe.height}"
+        if probe.modality == "audio":
+            return SOUND_BACKEND
         if probe.modality == "video":
             return DECODE_BACKEND + (",keyframes" if self.at_keyframes else "")
         library = HEIF_BACKEND if probe.container == "heif" else IMAGE_BACKEND
@@ -120,13 +122,20 @@ def is_read_by_range(probe: Probe, max_whole_bytes: int) -> bool:
 
 
 def media_content(media: MediaItem, file_content: str) -> str:
-    """The content term of `media`, whose file has `file_content`: each page of a document is a content of its own."""
-    return file_content if media.page is None else f"{file_content}#page={media.page + 1}"
+    """The content term of `media`, whose file has `file_content`: a page, or a part, is a content of its own.
+
+    Two parts that show the same frames are not one: models are told, and some reckon with, how long each is.
+    """
+    return f"{file_content}{media.fragment}"
 
 
-def page_source(media: MediaItem, source_id: str, dpi: float) -> str:
-    """The source id of `media`, whose file has `source_id`: what was probed of one page, at one size, is no other's."""
-    return source_id if media.page is None else f"{source_id}#page={media.page + 1}&dpi={dpi:g}"
+def media_source(media: MediaItem, source_id: str, dpi: float) -> str:
+    """The source id of `media`, whose file has `source_id`: what was probed of one page, at one size, is no other's.
+
+    Nor is what was probed of a part, or of the sound of a video.
+    """
+    size = "" if media.page is None else f"&dpi={dpi:g}"
+    return f"{source_id}{'#audio' if media.modality == 'audio' else ''}{media.fragment}{size}"
 
 
 def request_source(request: Request, media_sources: Sequence[str]) -> str:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.planning.buckets import ShapedMedia
+from pipeline.runs.frozen_rows import MEDIA
 from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Geometry, ItemFailure, MediaItem, Probe, Receipt, SamplePlan
 
@@ -26,6 +27,8 @@ _PROBE = pa.struct(
         ("duration_seconds", pa.float64()),
         ("rate_fps", pa.float64()),
         ("num_frames", pa.int64()),
+        ("sample_rate_hz", pa.int32()),
+        ("num_channels", pa.int32()),
     ]
 )
 _GEOMETRY = pa.struct(
@@ -40,22 +43,12 @@ _GEOMETRY = pa.struct(
         ("cropped_size", pa.list_(pa.int32())),
     ]
 )
-_MEDIA = pa.struct(
-    [
-        ("uri", pa.string()),
-        ("data", pa.large_binary()),
-        ("modality", pa.string()),
-        ("version", pa.string()),
-        ("sha256", pa.string()),
-        ("page", pa.int32()),
-    ]
-)
 _PLANNED = [
     ("position", pa.int32()),
     ("item_index", pa.int64()),
     ("media_index", pa.int32()),
     ("tenant", pa.string()),
-    ("media", _MEDIA),
+    ("media", MEDIA),
     ("source_id", pa.string()),
     ("content", pa.string()),
     ("probe", _PROBE),

@@ -19,7 +19,7 @@ from pipeline.schema import MediaItem, Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
 from pipeline.stages.encode_plan import load_plan
-from pipeline.stages.identity import page_source, sha256_content
+from pipeline.stages.identity import media_source, sha256_content
 from pipeline.stages.outcomes import failure_row
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class _DocumentTexts:
         key = (media.uri, media.version) if media.uri is not None else (None, sha256_content(media.data or b""))
         if key not in self.stat:
             self.stat[key] = stat_source(media, self.policy).source_id
-        return page_source(media, self.stat[key], self.context.config.document.dpi)
+        return media_source(media, self.stat[key], self.context.config.document.dpi)
 
 
 def _check_media(context: StageContext) -> None:

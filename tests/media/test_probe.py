@@ -6,7 +6,7 @@ import pytest
 from media_files import HEIGHT, WIDTH, Recipe, full_decode, make_audio, make_image, make_video, riff_wave
 
 from pipeline.errors import ItemError
-from pipeline.media.budget import TIERS, admit
+from pipeline.media.budget import TIERS, admit, resolve_budget
 from pipeline.media.probe import probe_media
 from pipeline.media.sniff import Signature, sniff
 from pipeline.schema import Modality, Probe, ResourceVector
@@ -115,8 +115,35 @@ def test_content_against_declaration():
 @pytest.mark.parametrize(
     "data", [riff_wave(), make_audio("mp4", "aac"), make_audio("ogg", "flac")], ids=["wav", "m4a", "ogg"]
 )
-def test_sound_alone(data):
-    assert refusal(data) == "no_video_stream"
+def test_sound_alone_is_no_video(data):
+    assert probe(data).modality == "audio"
+    assert refusal(data, "video") == "no_video_stream"
+    assert refusal(data, "image") == "modality_mismatch"
+
+
+@pytest.mark.parametrize("rate_hz", [0, 2**31 - 1])
+def test_a_sound_at_no_possible_rate(rate_hz):
+    data = bytearray(riff_wave())
+    data[24:28] = rate_hz.to_bytes(4, "little")
+    assert refusal(bytes(data)) == "corrupt_header"
+
+
+def test_sound_is_held_against_the_budget():
+    data = bytearray(riff_wave())
+    data[40:44] = (10**9).to_bytes(4, "little")  # 2.9 hours
+    facts = probe(bytes(data))
+    assert facts.num_samples == 5 * 10**8 == facts.duration_seconds * 48_000
+    vector = ResourceVector(
+        num_bytes=1,
+        pixels_per_frame=0,
+        num_frames=0,
+        duration_seconds=facts.duration_seconds,
+        feature_tokens=1,
+        num_samples=facts.num_samples,
+    )
+    admit(vector, TIERS["default"])
+    with pytest.raises(ItemError, match=r"over_budget_samples: 500,000,000 samples .* allows 1,000 \(max_samples\)"):
+        admit(vector, resolve_budget("default", {"max_samples": 1000}))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import base64
 import csv
 import json
+import math
 import os
 import tracemalloc
 import uuid
@@ -130,6 +131,9 @@ def test_integer_ids_are_strings_and_limit_counts_rows(tmp_path: Path, suffix: s
         ("a.b/c.webp", "image"),
         ("a.MOV", "video"),
         ("a.ts", "video"),
+        ("a.FLAC", "audio"),
+        ("a.m4a", "audio"),
+        ("a.ogg", None),
         ("a", None),
         ("a.mp4/frame", None),
         ("https://host/a.png?size=2.mp4#x", "image"),
@@ -142,10 +146,10 @@ def test_modality_is_guessed_from_the_extension(tmp_path: Path, uri: str, modali
 
 
 def test_columns_say_the_modality_and_images_come_first(tmp_path: Path) -> None:
-    row = {"id": "a", "video": "v.jpg", "images": ["i", "j.mp4"], "image": "k"}
+    row = {"id": "a", "audio": "s.mp4", "video": "v.jpg", "images": ["i", "j.mp4"], "image": "k"}
     (request,) = read_all(write_manifest(tmp_path, ".jsonl", [row]))
     found = [(os.path.basename(item.uri or ""), item.modality) for item in request.media]
-    assert found == [("k", "image"), ("i", "image"), ("j.mp4", "image"), ("v.jpg", "video")]
+    assert found == [("k", "image"), ("i", "image"), ("j.mp4", "image"), ("v.jpg", "video"), ("s.mp4", "audio")]
 
 
 @pytest.mark.parametrize(
@@ -209,6 +213,40 @@ def test_blank_lines_and_a_byte_order_mark_are_passed_over(tmp_path: Path) -> No
 GOOD = {"id": "good", "uri": "a.png"}
 
 
+def part(start: object, stop: object = None) -> dict[str, object]:
+    return {"uri": "a.mp4", "start_seconds": start, "stop_seconds": stop}
+
+
+@pytest.mark.parametrize("suffix", WRITERS)
+def test_parts_of_videos_and_sounds(tmp_path: Path, folder: Folder, suffix: str) -> None:
+    entries = [part(12, 20.5), part(12.25), part(None, 3), {**part(0, 1), "modality": "audio"}]
+    path = write_manifest(tmp_path, suffix, [{"id": "a", "media": entries}])
+    freeze_manifest(path, folder, limit=None)
+    [request] = read_all(path)
+    assert read_range(folder, 0, 1) == [request]
+    assert [(item.modality, item.start_seconds, item.stop_seconds) for item in request.media] == [
+        ("video", 12.0, 20.5),
+        ("video", 12.25, None),
+        ("video", None, 3.0),
+        ("audio", 0.0, 1.0),
+    ]
+    names = [item.name.removeprefix(f"{tmp_path}/") for item in request.media]
+    assert names == ["a.mp4#t=12,20.5", "a.mp4#t=12.25", "a.mp4#t=0,3", "a.mp4#t=0,1"]
+
+
+BEFORE_PARTS = "007ebec779e9d41ef866f0469f98314fee142e44385178aa3cd39c633240978d"
+
+
+def test_listings_without_parts_keep_their_digest(tmp_path: Path) -> None:
+    with stage_manifest(write_manifest(tmp_path, ".jsonl", [{"id": "a", "uri": "s3://b/a.mp4"}]), limit=None) as staged:
+        assert staged.digest == BEFORE_PARTS
+    with stage_manifest(
+        write_manifest(tmp_path, ".jsonl", [{"id": "a", "media": [{"uri": "s3://b/a.mp4", "start_seconds": 0}]}]),
+        limit=None,
+    ) as staged:
+        assert staged.digest != BEFORE_PARTS
+
+
 @pytest.mark.parametrize(
     ("row", "column", "said"),
     [
@@ -231,6 +269,15 @@ GOOD = {"id": "good", "uri": "a.png"}
         ({"id": "a", "media": [{"data": "Q?=="}]}, "media[0]", "not valid base64"),
         ({"id": "a", "media": [{"data": [1]}]}, "media[0]", "bytes or a base64 string, got [1]"),
         ({"id": "a", "media": [{"uri": "a", "modality": "smell"}]}, "media[0]", "'smell'; use image or video"),
+        ({"id": "a", "media": [part(-1)]}, "media[0].start_seconds", "seconds from the start of the file, got -1"),
+        ({"id": "a", "media": [part(0, "9")]}, "media[0].stop_seconds", "got '9'"),
+        ({"id": "a", "media": [part(True)]}, "media[0].start_seconds", "got True"),
+        ({"id": "a", "media": [part(0, math.inf)]}, "media[0].stop_seconds", "got inf"),
+        ({"id": "a", "media": [part(0, math.nan)]}, "media[0].stop_seconds", "got nan"),
+        ({"id": "a", "media": [part(2, 2)]}, "media[0]", "stops behind its start, got start_seconds 2.0 and"),
+        ({"id": "a", "media": [part(None, 0)]}, "media[0]", "stops behind its start"),
+        ({"id": "a", "media": [{**part(1), "modality": "image"}]}, "media[0]", "are of videos and sounds"),
+        ({"id": "a", "media": [{**part(1), "page": 0}]}, "media[0]", "are of videos and sounds"),
         ({"id": "a", "media": [{"uri": "a", "sha256": "ab"}]}, "media[0]", "64 hex digits, got 'ab'"),
         ({"id": "a", "media": [{"uri": "a", "version": 3}]}, "media[0]", "expected a string, got 3"),
         ({"id": "a", "media": ["a"], "image": "b"}, "media", "given together with ['image']"),

@@ -23,7 +23,7 @@ from pipeline.stages.checked_model import checked_model
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
 from pipeline.stages.encode_plan import written_plan
-from pipeline.stages.identity import EncoderIdentity, media_content, page_source, sha256_content
+from pipeline.stages.identity import EncoderIdentity, media_content, media_source, sha256_content
 from pipeline.stages.rows import PlannedMedia, batch_table
 from tests.media.pdf_files import Page, make_pdf, rectangle
 
@@ -40,7 +40,7 @@ def planned(page: int | None) -> PlannedMedia:
         media_index=0,
         tenant="",
         media=media,
-        source_id=page_source(media, "etag:x", 144.0),
+        source_id=media_source(media, "etag:x", 144.0),
         content=media_content(media, sha256_content(DATA)),
         probe=probe_page(DATA, page or 0, num_bytes=len(DATA), dpi=144.0, name="a.pdf"),
         requested=SamplePlan(pts_seconds=(0.0,)),
@@ -53,9 +53,9 @@ def planned(page: int | None) -> PlannedMedia:
 def test_each_page_is_a_source_and_a_content_of_its_own() -> None:
     pages = [planned(n) for n in range(3)]
     assert len({page.source_id for page in pages}) == len({page.content for page in pages}) == 3
-    assert page_source(pages[0].media, "etag:x", 72.0) != pages[0].source_id  # another size was probed
+    assert media_source(pages[0].media, "etag:x", 72.0) != pages[0].source_id  # another size was probed
     image = MediaItem(uri="a.png")
-    assert page_source(image, "etag:x", 144.0) == "etag:x"
+    assert media_source(image, "etag:x", 144.0) == "etag:x"
     assert media_content(image, sha256_content(DATA)) == sha256_content(DATA)
 
 
