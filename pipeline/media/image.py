@@ -31,6 +31,9 @@ from pipeline.media.webp import webp_pixels
 from pipeline.schema import DEFAULT_IMAGE_RULES, Frames, ImageRules
 
 _JPEG, _PNG, _WEBP = "JPEG", "PNG", "WEBP"
+_START_OF_SCAN = b"\xff\xda"
+# Encoders write about ten.
+_MAX_SCANS = 200
 _GREY_MODES = ("1", "LA", "La", "L", "I")  # "LAB" has been refused
 # The formats of which Pillow gives what a file that ends early has of its pixels.
 _KEPT_IN_PART = {"JPEG", "PNG"}
@@ -84,6 +87,14 @@ def decode_image(
     return Frames(pixels=resized, pts_seconds=(0.0,))
 
 
+def _check_scans(file: BinaryIO) -> None:
+    """A progressive JPEG is gone over by each of its scans: of 16 megapixels for 10 ms each, which may be 31 bytes."""
+    file.seek(0)
+    num_scans = file.read().count(_START_OF_SCAN)  # within a scan its bytes cannot stand next to each other
+    if num_scans > _MAX_SCANS:
+        raise ItemError("decode", "corrupt", f"JPEG in {num_scans:,} scans, {_MAX_SCANS} allowed")
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Shown:
     """uint8 (H, W, 3 or 4): red, green, blue, and where it is Pillow's own memory what that has to fill four bytes.
@@ -111,6 +122,8 @@ def _upright(
         with open_image(file, signature.format, stage="decode") as image:
             transpose = presented_transpose(image)
             _check_size(image.size if transpose not in SIDEWAYS else image.size[::-1], admitted)
+            if signature.format == _JPEG and "progressive" in image.info:
+                _check_scans(file)
             stored = image.size
             if signature.format == _JPEG and least is not None:
                 height, width = least if transpose not in SIDEWAYS else least[::-1]

@@ -114,9 +114,10 @@ def presented_transpose(image: Image) -> Transpose | None:
 
     Ask before the pixels are loaded. PNG: only EXIF ahead of the pixels counts, since looking for it behind them
     decodes the image. TIFF: Pillow turns the pixels itself and gives the turned size. HEIF: libheif does, by the
-    container's own turns (`irot`, `imir`), and EXIF only repeats them (ISO/IEC 23008-12, A.2.1).
+    container's own turns (`irot`, `imir`); EXIF and XMP only repeat them (ISO/IEC 23008-12, A.2.1), and pillow-heif
+    takes them out.
     """
-    if image.format in ("TIFF", _HEIF) or (image.format == "PNG" and "exif" not in image.info):
+    if image.format == "TIFF" or (image.format == "PNG" and "exif" not in image.info):
         return None
     if image.format == "AVIF":
         # Pillow makes EXIF of the container's turns; what XMP repeats counts no more than in a HEIF.

@@ -49,12 +49,13 @@ def png_pixels(data: bytes, size: tuple[int, int]) -> npt.NDArray[np.uint8] | No
 def _decode(decoder: av.VideoCodecContext, data: bytes) -> tuple[list[av.VideoFrame], list[tuple[int, str, str]]]:
     """Frames, and what libavcodec had to say from warnings on. Whether it says anything is a switch of the process."""
     with _listening:
+        level, skips = av.logging.get_level(), av.logging.get_skip_repeated()
         av.logging.set_level(av.logging.WARNING)
         av.logging.set_skip_repeated(False)
         try:
             with av.logging.Capture() as complaints:
                 frames = decoder.decode(av.Packet(data)) + decoder.decode(None)
         finally:
-            av.logging.set_skip_repeated(True)
-            av.logging.set_level(None)
+            av.logging.set_skip_repeated(skips)
+            av.logging.set_level(level)
     return frames, list(complaints)

@@ -241,6 +241,13 @@ def huge_metadata() -> dict[str, bytes]:
     }
 
 
+def jpeg_of_scans(num_scans: int) -> bytes:
+    """A progressive JPEG of a megapixel whose last scan comes that often."""
+    data = saved(Image.new("L", (1_000, 1_000)), "JPEG", progressive=True)
+    last = data[data.rindex(b"\xff\xda") : -2]
+    return data[:-2] + last * (num_scans - data.count(b"\xff\xda")) + data[-2:]
+
+
 def no_images() -> dict[str, bytes]:
     """Formats that are not read, some of which hold pictures of several sizes."""
     image = photograph()

@@ -1,6 +1,7 @@
 import io
 import struct
 import sys
+import time
 from typing import Any
 
 import hostile_images
@@ -416,3 +417,12 @@ def test_a_heic_without_its_decoder_says_what_to_install(call: Any, monkeypatch:
         call(data)
     assert caught.value.code == "unsupported_codec"
     _missing_decoder.cache_clear()
+
+
+def test_a_jpeg_of_more_scans_than_anybody_writes_is_refused_before_it_is_decoded() -> None:
+    assert decode_image(hostile_images.jpeg_of_scans(200), (8, 8)).pixels.shape == (1, 8, 8, 3)
+    started = time.process_time()
+    with pytest.raises(ItemError, match="5,000 scans") as caught:
+        decode_image(hostile_images.jpeg_of_scans(5_000), (8, 8))
+    assert caught.value.code == "corrupt"
+    assert time.process_time() - started < 0.5  # 3 s to decode

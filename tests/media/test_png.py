@@ -3,6 +3,7 @@
 import io
 import zlib
 
+import av.logging
 import hostile_images
 import numpy as np
 import pytest
@@ -49,6 +50,18 @@ def test_missing_rows_are_left_to_pillow_each_time(missing: int) -> None:
     data = hostile_images.png(30, 20, pixels=ROWS.tobytes()[:-missing])
     for _ in range(3):
         assert png_pixels(data, (30, 20)) is None
+
+
+@pytest.mark.parametrize("level", [None, av.logging.FATAL])
+def test_what_a_program_hears_of_libav_is_as_before(level: int | None) -> None:
+    before = av.logging.get_level()
+    av.logging.set_level(level)
+    try:
+        for missing in (0, 500):
+            png_pixels(hostile_images.png(30, 20, pixels=ROWS.tobytes()[: 1820 - missing]), (30, 20))
+            assert (av.logging.get_level(), av.logging.get_skip_repeated()) == (level, True)
+    finally:
+        av.logging.set_level(before)
 
 
 def test_faults_and_other_sizes_are_left_to_pillow() -> None:

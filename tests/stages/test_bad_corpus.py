@@ -42,7 +42,7 @@ BAD_FILES = {
     "png-named-mp4": ("png.mp4", "probe", "modality_mismatch"),
     "mp4-named-jpg": ("mp4.jpg", "probe", "modality_mismatch"),
     "aac-only": ("sound.mp4", "probe", "no_video_stream"),
-    "wave": ("sound.wav", "probe", "no_video_stream"),
+    "wave": ("sound.wav", "admit", "modality_not_supported"),
     "bomb": ("bomb.png", "admit", "over_budget_pixels"),
 }
 GOOD_FILES = ("good.jpg", "good.png", "good.webp", "good.mp4", "good.webm", "png_named.jpg", "webm_named.mp4")

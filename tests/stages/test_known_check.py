@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.config import Config, parse_config
+from pipeline.schema import ImageRules
 from pipeline.stages.checked_model import checked_model
 from pipeline.stages.known_check import known_check
 from tests.models.dual_folders import FAMILIES, save_dual
@@ -39,9 +40,21 @@ def test_changes_make_it_unknown(tmp_path: Path) -> None:
     checked_model(configured(tmp_path, model), "cpu")
     assert known_check(configured(tmp_path, model, pooling={"output": {"dimensions": 8}}), "cpu") is None
     assert known_check(configured(tmp_path, model, encode={"dtype": "bfloat16"}), "cpu") is None
+    assert known_check(configured(tmp_path, model, decode={"background": "#000000"}), "cpu") is None
+    assert known_check(configured(tmp_path, model, decode={"truncated": "keep"}), "cpu") is None
     assert known_check(configured(tmp_path, model, sampling={"fps": 9}), "cpu") is not None
     os.utime(model / "model.safetensors", ns=(1, 1))
     assert known_check(configured(tmp_path, model), "cpu") is None
+
+
+@pytest.mark.parametrize("kind", ["clip", "demo"])
+def test_the_rules_of_images_are_those_of_the_configuration(tmp_path: Path, kind: str) -> None:
+    model = "demo:captioner" if kind == "demo" else save_dual(tmp_path / "model", *FAMILIES[kind]())
+    job = "caption_videos" if kind == "demo" else "embed_backfill"
+    config = configured(tmp_path, model, job, decode={"background": "#0a0b0c", "truncated": "keep"})
+    rules = checked_model(config, "cpu").identity.image
+    assert rules == ImageRules(background="#0a0b0c", keep_truncated=True)
+    assert rules.background_rgb == (10, 11, 12)
 
 
 def test_what_another_version_kept_is_not_believed(tmp_path: Path) -> None:

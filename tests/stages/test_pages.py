@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 import pillow_heif
 import pytest
+from PIL import Image
 
 from pipeline.config import Config
 from pipeline.media.backend import HEIF_BACKEND, IMAGE_BACKEND, PAGE_BACKEND
@@ -30,6 +32,12 @@ from tests.media.pdf_files import Page, make_pdf, rectangle
 DATA = make_pdf([Page(content=rectangle(0, 0, 300, 300, (60 * n, 0, 0))) for n in range(3)])
 SIZE = (96, 72)
 IDENTITY = EncoderIdentity(weights="w", processor="p", placeholder="l", precision="float32")
+
+
+def saved(image: Image.Image, format: str) -> bytes:
+    file = io.BytesIO()
+    image.save(file, format)
+    return file.getvalue()
 
 
 def planned(page: int | None) -> PlannedMedia:
@@ -135,6 +143,26 @@ def test_captioning_quarantines_pages_and_documents_by_name(
 
 def test_planned_pages_come_back_from_their_rows() -> None:
     assert PlannedMedia.from_row(planned(2).to_row()) == planned(2)
+
+
+@pytest.mark.parametrize("height", [1584, 1583])
+def test_a_batch_of_images_is_decoded_by_the_rules_and_at_the_size_that_was_admitted(
+    height: int, make_config: Callable[..., Config]
+) -> None:
+    clear = saved(Image.new("RGBA", (1224, height)), "PNG")
+    media = MediaItem(data=clear, modality="image")
+    probe = dataclasses.replace(planned(None).probe, modality="image", container="png")
+    item = dataclasses.replace(planned(None), media=media, content=sha256_content(clear), probe=probe)
+    identity = dataclasses.replace(IDENTITY, image=ImageRules(background="#0a0b0c"))
+    context = cast(StageContext, SimpleNamespace(identity=identity, config=make_config("images")))
+    row: dict[str, Any] = {"window": 0, "batch": 0, "digest": "d", "items": [item.to_row()]}
+    [decoded] = DecodeBatches(context)(batch_table([row]))
+    [failure] = [each["failure"] for each in decoded.to_pylist()[0]["items"]]
+    pixels = np.frombuffer(decoded["pixels"][0].as_buffer(), np.uint8).reshape(-1, 3)
+    if height == 1584:
+        assert failure is None and len(pixels) == SIZE[0] * SIZE[1] and np.all(pixels == (10, 11, 12))
+    else:
+        assert failure["code"] == "wrong_size" and len(pixels) == 0
 
 
 def test_a_batch_of_pages_is_decoded(make_config: Callable[..., Config]) -> None:
