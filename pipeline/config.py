@@ -71,9 +71,15 @@ class Sampling(Section):
 
 class Decode(Section):
     """Reading and decoding. `resize: reference` equals the model's own processor; `fast` has JPEGs scaled by their
-    decoder first."""
+    decoder first.
+
+    `sandbox: auto` decodes in a child process, kept in as well as the machine allows; `on` refuses to do with less than
+    no network, `off` decodes in the worker itself. In the child an item has `item_seconds`, and more for many pixels.
+    """
 
     resize: Literal["reference", "fast"] = "reference"
+    sandbox: Literal["auto", "on", "off"] = "auto"
+    item_seconds: Annotated[float, Field(gt=0)] = 120.0
     max_inline_bytes: Positive = 256 * 1024
     io_threads: Positive = 8
 
@@ -400,7 +406,8 @@ class Config(Section):
             "input",
         }
         cluster = RayOptions.model_fields.keys() - {"window_items", "first_window_items"}
-        exclude: dict[str, Any] = {**dict.fromkeys(elsewhere, True), "ray": cluster, "decode": {"io_threads"}}
+        decode = {"io_threads", "sandbox", "item_seconds"}
+        exclude: dict[str, Any] = {**dict.fromkeys(elsewhere, True), "ray": cluster, "decode": decode}
         return self.model_dump(mode="json", exclude=exclude)
 
     def digest(self) -> str:

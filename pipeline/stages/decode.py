@@ -7,6 +7,7 @@ import io
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import pyarrow as pa
 from pipeline.errors import ItemError
 from pipeline.media.decode import decode_media
 from pipeline.media.resize import crop_frames
+from pipeline.media.sandbox import OFF
 from pipeline.media.shared_source import SharedSources
 from pipeline.media.source import FetchCounter
 from pipeline.schema import Frames, ItemFailure
@@ -52,6 +54,7 @@ class DecodeBatches:
             decoded.append(done)
         batch["items"] = [each.to_row() for each in decoded]
         batch.update(fetches=counter.fetches, bytes_fetched=counter.bytes_fetched, decoded_at=time.time())
+        batch["sandbox"] = OFF if self.context.sandbox is None else self.context.sandbox.level
         return batch_table([batch], pixels[:filled])
 
     def _decode_one(
@@ -70,16 +73,7 @@ class DecodeBatches:
             shard = self._known_shard(joined) if item.content is None else None
             if shard is not None:
                 return DecodedMedia(planned=joined, shard=shard, fetch_ms=fetch_ms), None
-            identity = self.context.identity
-            frames = decode_media(
-                io.BytesIO(data),
-                item.probe,
-                item.requested,
-                item.geometry.resized_size,
-                identity.resample,
-                page=item.media.page,
-                dct_scaled=identity.dct_scaled,
-            )
+            frames = self._frames(data, item)
             if item.geometry.cropped_size is not None:
                 pixels = crop_frames(frames.pixels, item.geometry.cropped_size)
                 frames = Frames(pixels=pixels, pts_seconds=frames.pts_seconds)
@@ -89,6 +83,14 @@ class DecodeBatches:
         decode_ms = 1e3 * (time.perf_counter() - fetched)
         done = DecodedMedia(planned=joined, shown=frames.pts_seconds, fetch_ms=fetch_ms, decode_ms=decode_ms)
         return done, frames
+
+    def _frames(self, data: bytes, item: PlannedMedia) -> Frames:
+        identity, sandbox = self.context.identity, self.context.sandbox
+        how: dict[str, Any] = {"page": item.media.page, "dct_scaled": identity.dct_scaled}
+        planned = (item.probe, item.requested, item.geometry.resized_size, identity.resample)
+        if sandbox is None:
+            return decode_media(io.BytesIO(data), *planned, **how)
+        return sandbox.decode(data, *planned, **how)
 
     def _known_shard(self, item: PlannedMedia) -> str | None:
         """The shard that has the features of bytes that were not known by their source id."""

@@ -1,0 +1,116 @@
+"""The child that decodes what `pipeline.media.sandbox` hands it, one item at a time, until it is left alone.
+
+Started with the descriptor of its socket and the process id of its parent. Imports no torch: with the resizing kernel
+it is ready in half a second.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import socket
+import sys
+import traceback
+from typing import Any, BinaryIO
+
+from pipeline.errors import ItemError
+from pipeline.media import channel, isolation
+
+# Up to here a file is read at once, which JPEGs and PDFs are anyway; above, by what asks for its parts.
+_WHOLE_BYTES = 16 * 2**20
+
+
+def main() -> None:
+    """Give up what decoding does not need, say what was given up, and serve."""
+    descriptor, parent = map(int, sys.argv[1:3])
+    isolation.end_with(parent)
+    given_up = isolation.leave_network()
+    isolation.end_with(parent)  # once more: the kernel forgets it when credentials change
+    parent_socket = socket.socket(fileno=descriptor)
+    try:
+        _warm_up()
+        given_up += isolation.give_up_rights()
+    except BaseException:
+        channel.send(parent_socket, {"broken": traceback.format_exc()})
+        raise
+    channel.send(parent_socket, {"ready": list(given_up)})
+    serve(parent_socket)
+
+
+def serve(parent: socket.socket) -> None:
+    """Answer requests until the parent closes, or until an answer says that this process is not to be used again."""
+    source, output = -1, mmap.mmap(-1, 1)
+    while True:
+        try:
+            request, fds = channel.receive_with_fds(parent)
+        except channel.ChannelClosed:
+            return
+        if fds:  # the same two files as before, when none come
+            os.close(source) if source >= 0 else None
+            source, output = fds[0], mmap.mmap(fds[1], request["output_bytes"])
+            os.close(fds[1])
+        with open(source, "rb", closefd=False) as file:
+            file.seek(0)
+            reply = answer(request, file, output)
+        channel.send(parent, reply)
+        if not reply.keys() & {"shown", "failed"}:
+            return
+
+
+def answer(request: dict[str, Any], file: BinaryIO, output: mmap.mmap) -> dict[str, Any]:
+    """Decode: the pixels into `output`, and the times shown, or what is wrong with the item, or with this process."""
+    try:
+        return {"shown": list(_decode(request, file, output))}
+    except MemoryError:
+        return {"out_of_memory": True}
+    except ItemError as error:
+        if _ran_out_of_memory(error):
+            return {"out_of_memory": True}
+        return {"failed": [error.stage, error.code, error.message]}
+    except Exception as error:  # whatever bytes make a decoder raise is the item's fault, not the run's
+        return {"out_of_memory": True} if _ran_out_of_memory(error) else {"raised": repr(error)}
+
+
+def _decode(request: dict[str, Any], file: BinaryIO, output: mmap.mmap) -> tuple[float, ...]:
+    import numpy as np
+
+    from pipeline.media.decode import decode_media
+    from pipeline.schema import Probe, SamplePlan
+
+    if request["num_bytes"] <= _WHOLE_BYTES:
+        file = io.BytesIO(file.read())
+    probe, plan = Probe(**request["probe"]), SamplePlan(pts_seconds=tuple(request["plan"]))
+    size = request["size"] and tuple(request["size"])
+    frames = decode_media(
+        file, probe, plan, size, request["resample"], page=request["page"], dct_scaled=request["dct_scaled"]
+    )
+    shape = tuple(request["shape"])
+    if frames.pixels.shape != shape:
+        message = f"frames of {frames.pixels.shape[1:3]} pixels, the header promised {shape[1:3]}"
+        raise ItemError("decode", "corrupt", message)
+    np.frombuffer(output, np.uint8, frames.pixels.size).reshape(shape)[...] = frames.pixels
+    return frames.pts_seconds
+
+
+def _ran_out_of_memory(error: BaseException | None) -> bool:
+    """Libraries say it in their own ways, behind errors that say less."""
+    while error is not None:
+        if isinstance(error, MemoryError) or "out of memory" in str(error).lower():
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def _warm_up() -> None:
+    """Load what decodes and resizes, so that what an item takes is its own."""
+    import numpy as np
+
+    import pipeline.media.decode  # noqa: F401
+    from pipeline.media.resize import resize_frames
+
+    resize_frames(np.zeros((1, 2, 2, 3), np.uint8), (1, 1))
+
+
+if __name__ == "__main__":
+    main()
