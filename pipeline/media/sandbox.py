@@ -116,6 +116,11 @@ class Sandbox:
         with self._lock:
             return self._decode(item)
 
+    def start(self) -> None:
+        """Have a child now. Raises as `decode` does."""
+        with self._lock:
+            self._usable()
+
     @property
     def level(self) -> str | None:
         """What keeps the child in: `network_namespace+seccomp`, one of them, or `none`. None before the first."""
