@@ -9,10 +9,11 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+# Up to here a file is read at once by the child, or several together; above, by what asks for its parts.
+WHOLE_BYTES = 16 * 2**20
 # A plan of 100,000 frames is 2 MB.
 _MAX_BYTES = 4 * 2**20
 _MAX_FDS = 2
-_CHUNK_BYTES = 64 * 1024
 _LENGTH = struct.Struct("<I")
 
 
@@ -44,8 +45,7 @@ def send(to: socket.socket, message: dict[str, Any], fds: Sequence[int] = (), *,
 def receive(source: socket.socket, *, deadline: float | None = None) -> dict[str, Any]:
     """The next message; descriptors that come with it are not taken. Raises as `send` does, and `BadMessage`."""
     try:
-        _wait_until(source, deadline)
-        return _rest(source, source.recv(_CHUNK_BYTES), deadline)
+        return _message(_read(source, _length(_read(source, _LENGTH.size, deadline)), deadline))
     except TimeoutError:
         raise
     except OSError as error:
@@ -54,37 +54,39 @@ def receive(source: socket.socket, *, deadline: float | None = None) -> dict[str
 
 def receive_with_fds(source: socket.socket) -> tuple[dict[str, Any], list[int]]:
     """The next message, and the descriptors that came with it. Raises as `receive` does."""
-    first, fds, _, _ = socket.recv_fds(source, _CHUNK_BYTES, _MAX_FDS)
-    return _rest(source, first, None), fds
+    first, fds, _, _ = socket.recv_fds(source, _LENGTH.size, _MAX_FDS)
+    first += _read(source, _LENGTH.size - len(first), None) if first else b""
+    if not first:
+        raise ChannelClosed("closed")
+    return _message(_read(source, _length(first), None)), fds
 
 
-def _rest(source: socket.socket, data: bytes, deadline: float | None) -> dict[str, Any]:
-    received = bytearray(data)
-    while (missing := _missing(received)) > 0:
+def _read(source: socket.socket, num_bytes: int, deadline: float | None) -> bytes:
+    received = b""
+    while len(received) < num_bytes:
         _wait_until(source, deadline)
-        more = source.recv(min(missing, _CHUNK_BYTES)) if data else b""
+        more = source.recv(num_bytes - len(received))
         if not more:
             raise ChannelClosed("closed")
         received += more
-    if missing < 0:
-        raise BadMessage("it says more than one thing at a time")
+    return received
+
+
+def _length(header: bytes) -> int:
+    [length] = _LENGTH.unpack(header)
+    if length > _MAX_BYTES:
+        raise BadMessage(f"a message of {length:,} bytes")
+    return int(length)
+
+
+def _message(body: bytes) -> dict[str, Any]:
     try:
-        message = json.loads(received[_LENGTH.size :])
+        message = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise BadMessage(f"not JSON: {error}") from error
     if not isinstance(message, dict):
         raise BadMessage("not a JSON object")
     return message
-
-
-def _missing(received: bytes | bytearray) -> int:
-    """Bytes up to the end of the message, or of its length as long as that is not there."""
-    if len(received) < _LENGTH.size:
-        return _LENGTH.size - len(received)
-    [length] = _LENGTH.unpack_from(received)
-    if length > _MAX_BYTES:
-        raise BadMessage(f"a message of {length:,} bytes")
-    return int(_LENGTH.size + length - len(received))
 
 
 def _wait_until(which: socket.socket, deadline: float | None) -> None:

@@ -21,12 +21,13 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from pipeline.errors import ConfigError, ItemError
 from pipeline.media import channel
@@ -49,8 +50,7 @@ _BYTES_PER_PIXEL = 64
 # CPU-second, and 10,000 images of a megapixel 40. It is asked what it holds now and then: that takes 20 to 45 µs.
 _MOST_ITEMS = 10_000
 _GROWTH_BYTES = 256 * 2**20
-_ITEMS_BETWEEN_LOOKS = 64
-_KEPT_SOURCE_BYTES = 16 * 2**20
+_GROUPS_BETWEEN_LOOKS = 16
 _KEPT_OUTPUT_BYTES = 64 * 2**20
 _OUTPUT_STEP = 2**20
 _CODE = re.compile("[a-z_]{1,40}")
@@ -68,6 +68,45 @@ def open_sandbox(mode: SandboxMode, item_seconds: float) -> Sandbox | None:
     return Sandbox(item_seconds=item_seconds, must_isolate=mode == "on")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Undecoded:
+    """What `decode_media` is called with. For a `size` of None, it is what `probe` says."""
+
+    data: bytes
+    probe: Probe
+    plan: SamplePlan
+    size: tuple[int, int] | None
+    resample: Resample = "bicubic"
+    page: int | None = None
+    dct_scaled: bool = False
+
+    @property
+    def shape(self) -> tuple[int, int, int, int]:
+        """(T, H, W, 3) of what comes of it."""
+        height, width = self.size or (self.probe.height, self.probe.width)
+        return len(self.plan), height, width, 3
+
+    @property
+    def num_pixels(self) -> int:
+        """Of the frames to take, at their own size."""
+        return self.probe.width * self.probe.height * len(self.plan)
+
+    @property
+    def room_bytes(self) -> int:
+        """What decoding may take: a power of two, so that most items have the same."""
+        frame = _BYTES_PER_PIXEL * self.probe.width * self.probe.height
+        more = (2 * len(self.data) + frame + 2 * math.prod(self.shape)) / _ROOM_BYTES
+        return int(_ROOM_BYTES * 2 ** math.ceil(math.log2(1 + more)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What became of an item, and how long that took."""
+
+    result: Frames | ItemError
+    seconds: float
+
+
 class Sandbox:
     """A child that decodes, started when it is first needed, and anew when it has died or grown. For any thread."""
 
@@ -79,42 +118,17 @@ class Sandbox:
         self._child: _Child | None = None
         self._level: str | None = None
 
-    def decode(
-        self,
-        data: bytes,
-        probe: Probe,
-        plan: SamplePlan,
-        size: tuple[int, int] | None,
-        resample: Resample = "bicubic",
-        *,
-        page: int | None = None,
-        dct_scaled: bool = False,
-    ) -> Frames:
-        """As `decode_media` of `data`; for None, `size` is what `probe` says.
+    def decode(self, items: Sequence[Undecoded]) -> list[Outcome]:
+        """Frames, or why there are none, of each item.
 
-        Raises `ItemError` (stage `decode`) as `decode_media` does, and `timeout`, `crashed`, `out_of_memory`;
-        `ConfigError` when the child has a network and must not; RuntimeError when it cannot be started.
+        Items that are handed over together cost less: child and parent each stay at their work. Errors are those of
+        `decode_media` and (stage `decode`) `timeout`, `crashed`, `out_of_memory`. Raises `ConfigError` when the child
+        has a network and must not, RuntimeError when it cannot be started.
         """
-        shape = (len(plan), *(size or (probe.height, probe.width)), 3)
-        sampled_pixels = probe.width * probe.height * len(plan)
-        item = _Item(
-            data=data,
-            request={
-                "num_bytes": len(data),
-                "probe": {name: getattr(probe, name) for name in probe.__slots__},
-                "plan": plan.pts_seconds,
-                "size": size,
-                "resample": resample,
-                "page": page,
-                "dct_scaled": dct_scaled,
-                "shape": shape,
-            },
-            shape=shape,
-            seconds=self._item_seconds + sampled_pixels / _PIXELS_PER_SECOND,
-            room_bytes=_room(2 * len(data) + _BYTES_PER_PIXEL * probe.width * probe.height + 2 * math.prod(shape)),
-        )
         with self._lock:
-            return self._decode(item)
+            whole = sum(len(item.data) for item in items) <= channel.WHOLE_BYTES
+            groups = [items] if whole else [[item] for item in items]
+            return [outcome for group in groups for outcome in self._decode(group)]
 
     def start(self) -> None:
         """Have a child now. Raises as `decode` does."""
@@ -131,17 +145,22 @@ class Sandbox:
         with self._lock:
             self._drop()
 
-    def _decode(self, item: _Item) -> Frames:
-        child = self._usable()
-        is_new = child.num_items == 0
-        try:
-            return child.decode(item)
-        except _ChildLost as lost:
-            self._drop()
-            if lost.is_conclusive or is_new:
-                raise ItemError("decode", lost.code, lost.message) from lost
-            # Items before may have left it broken: the verdict is that of a child which nothing else has touched.
-            return self._decode(item)
+    def _decode(self, items: Sequence[Undecoded]) -> list[Outcome]:
+        done: list[Outcome] = []
+        while len(done) < len(items):
+            child, num_done, started = self._usable(), len(done), time.perf_counter()
+            is_new = child.num_items == 0
+            try:
+                for outcome in child.decode(items[num_done:], self._item_seconds):
+                    done.append(outcome)
+                    started = time.perf_counter()
+            except _ChildLost as lost:
+                self._drop()
+                # Items before may have left it broken: the verdict is that of a child which nothing else has touched.
+                if lost.is_conclusive or (is_new and len(done) == num_done):
+                    error = ItemError("decode", lost.code, lost.message)
+                    done.append(Outcome(result=error, seconds=time.perf_counter() - started))
+        return done
 
     def _usable(self) -> _Child:
         if self._child is not None and not self._child.is_usable():
@@ -163,15 +182,6 @@ class Sandbox:
         self._child = None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Item:
-    data: bytes
-    request: dict[str, Any]
-    shape: tuple[int, ...]
-    seconds: float
-    room_bytes: int
-
-
 class _ChildLost(Exception):
     """The child is of no more use. `is_conclusive` when that is the item's doing whatever came before it."""
 
@@ -185,7 +195,7 @@ class _Child:
 
     def __init__(self, module: str) -> None:
         self.num_items = 0
-        self._room_bytes = 0
+        self._room_bytes = self._num_looks = 0
         self._cores = os.cpu_count() or 1
         self._output: mmap.mmap | None = None
         self._socket, theirs = socket.socketpair()
@@ -212,34 +222,31 @@ class _Child:
             self.close()
             raise
 
-    def decode(self, item: _Item) -> Frames:
-        """Raises `ItemError` as the child says, `_ChildLost` when it is of no more use."""
-        deadline = time.monotonic() + item.seconds
-        self.num_items += 1
+    def decode(self, items: Sequence[Undecoded], item_seconds: float) -> Iterator[Outcome]:
+        """One after another, as they are done. Raises `_ChildLost` over the one that is next."""
+        seconds = [item_seconds + item.num_pixels / _PIXELS_PER_SECOND for item in items]
         try:
-            self._limit(item)
-            self._hand_over(item.data)
-            fds = self._make_output(math.prod(item.shape))
-            request = {**item.request, "output_bytes": len(self._output or b"")} if fds else item.request
-            try:
-                channel.send(self._socket, request, fds, deadline=deadline)
-            finally:
-                if fds:
-                    os.close(fds[1])
-            return self._frames(channel.receive(self._socket, deadline=deadline), item)
-        except TimeoutError:
-            message = f"not decoded within {item.seconds:.1f} s (decode.item_seconds, more for many pixels)"
-            raise _ChildLost("timeout", message, is_conclusive=True) from None
-        except channel.BadMessage as error:
-            raise _ChildLost("crashed", f"the decoder's answer makes no sense: {error}") from error
+            self._limit(max(item.room_bytes for item in items), sum(seconds))
+            self._hand_over(items)
+            self._request(items, time.monotonic() + seconds[0])
         except (channel.ChannelClosed, ProcessLookupError) as error:
             raise self._death() from error
+        at = 0
+        for item, limit in zip(items, seconds, strict=True):
+            started = time.monotonic()
+            result = self._result(item, at, started + limit, limit)
+            at += math.prod(item.shape)
+            self.num_items += 1
+            yield Outcome(result=result, seconds=time.monotonic() - started)
+        if len(items[0].data) > channel.WHOLE_BYTES:
+            os.ftruncate(self._source, 0)
 
     def is_usable(self) -> bool:
         """False once it has died, decoded many items, or keeps much memory."""
         if self._process.poll() is not None or self.num_items >= _MOST_ITEMS:
             return False
-        if self.num_items % _ITEMS_BETWEEN_LOOKS:
+        self._num_looks += 1
+        if self._num_looks % _GROUPS_BETWEEN_LOOKS:
             return True
         self._room_bytes = 0  # counted anew from what it holds now
         try:
@@ -273,32 +280,44 @@ class _Child:
         except (OSError, IndexError) as error:
             raise ProcessLookupError(str(error)) from error
 
-    def _limit(self, item: _Item) -> None:
+    def _limit(self, room_bytes: int, seconds: float) -> None:
         """Memory beyond what it holds, and processor time beyond what it has used."""
-        if item.room_bytes != self._room_bytes:
+        if room_bytes != self._room_bytes:
             addresses, data = self._held()
-            self._set_limit(resource.RLIMIT_DATA, data + item.room_bytes)
-            self._set_limit(resource.RLIMIT_AS, addresses + 2 * item.room_bytes)
-            self._room_bytes = item.room_bytes
+            self._set_limit(resource.RLIMIT_DATA, data + room_bytes)
+            self._set_limit(resource.RLIMIT_AS, addresses + 2 * room_bytes)
+            self._room_bytes = room_bytes
         try:
             used = time.clock_gettime(~self._process.pid << 3 | 2)  # the clock of a process: clock_getcpuclockid(3)
         except OSError as error:
             raise ProcessLookupError(str(error)) from error
         # For when nobody is there to see the deadline pass.
-        self._set_limit(resource.RLIMIT_CPU, math.ceil(used + 2 * self._cores * item.seconds) + 1)
+        self._set_limit(resource.RLIMIT_CPU, math.ceil(used + 2 * self._cores * seconds) + 1)
 
     def _set_limit(self, limit: int, value: int) -> None:
         _, hard = resource.getrlimit(limit)  # inherited, and only the privileged can raise it
         soft = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.prlimit(self._process.pid, limit, (soft, hard))
 
-    def _hand_over(self, data: bytes) -> None:
-        rest = memoryview(data)
+    def _hand_over(self, items: Sequence[Undecoded]) -> None:
         at = 0
-        while rest:
-            written = os.pwrite(self._source, rest, at)
-            at, rest = at + written, rest[written:]
+        for item in items:
+            rest = memoryview(item.data)
+            while rest:
+                written = os.pwrite(self._source, rest, at)
+                at, rest = at + written, rest[written:]
         os.ftruncate(self._source, at)
+
+    def _request(self, items: Sequence[Undecoded], deadline: float) -> None:
+        fds = self._make_output(sum(math.prod(item.shape) for item in items))
+        request = {"items": [_described(item) for item in items], "output_bytes": len(self._output or b"")}
+        try:
+            channel.send(self._socket, request, fds, deadline=deadline)
+        except TimeoutError:
+            raise _ChildLost("crashed", "the decoder does not listen") from None
+        finally:
+            if fds:
+                os.close(fds[1])
 
     def _make_output(self, num_bytes: int) -> tuple[int, ...]:
         """Have room for the pixels; where the child does not have it yet, the two files to send, to close the second.
@@ -317,24 +336,36 @@ class _Child:
         self._output = mmap.mmap(output, size, prot=mmap.PROT_READ)
         return self._source, output
 
-    def _frames(self, reply: Mapping[str, Any], item: _Item) -> Frames:
-        if len(item.data) > _KEPT_SOURCE_BYTES:
-            os.ftruncate(self._source, 0)
-        match reply:
-            case {"shown": list(times)}:
-                assert self._output is not None
-                shown = _checked_times(times, item.shape[0])
-                # A copy: the child could still write to what it has answered with.
-                pixels = np.frombuffer(self._output, np.uint8, math.prod(item.shape)).reshape(item.shape).copy()
-                return Frames(pixels=pixels, pts_seconds=shown)
-            case {"failed": ["decode", str(code), str(message)]} if _CODE.fullmatch(code):
-                raise ItemError("decode", code, _printable(message))
-            case {"out_of_memory": True}:
-                message = f"decoding takes more than the {item.room_bytes // 2**20:,} MB that an item of its size has"
-                raise _ChildLost("out_of_memory", message)
-            case {"raised": str(message)}:
-                raise _ChildLost("crashed", f"the decoder failed: {_printable(message)}")
-        raise channel.BadMessage(f"{sorted(map(_printable, reply))}")
+    def _result(self, item: Undecoded, at: int, deadline: float, seconds: float) -> Frames | ItemError:
+        try:
+            reply = channel.receive(self._socket, deadline=deadline)
+            match reply:
+                case {"shown": list(times)}:
+                    return Frames(
+                        pixels=self._pixels(item.shape, at), pts_seconds=_checked_times(times, len(item.plan))
+                    )
+                case {"failed": ["decode", str(code), str(message)]} if _CODE.fullmatch(code):
+                    return ItemError("decode", code, _printable(message))
+                case {"out_of_memory": True}:
+                    message = (
+                        f"decoding takes more than the {self._room_bytes // 2**20:,} MB that an item of its size has"
+                    )
+                    raise _ChildLost("out_of_memory", message)
+                case {"raised": str(message)}:
+                    raise _ChildLost("crashed", f"the decoder failed: {_printable(message)}")
+            raise channel.BadMessage(f"{sorted(map(_printable, reply))}")
+        except TimeoutError:
+            message = f"not decoded within {seconds:.1f} s (decode.item_seconds, more for many pixels)"
+            raise _ChildLost("timeout", message, is_conclusive=True) from None
+        except channel.BadMessage as error:
+            raise _ChildLost("crashed", f"the decoder's answer makes no sense: {error}") from error
+        except channel.ChannelClosed as error:
+            raise self._death() from error
+
+    def _pixels(self, shape: tuple[int, ...], at: int) -> npt.NDArray[np.uint8]:
+        """A copy: the child could still write to what it has answered with."""
+        assert self._output is not None
+        return np.frombuffer(self._output, np.uint8, math.prod(shape), at).reshape(shape).copy()
 
     def _death(self) -> _ChildLost:
         try:
@@ -357,9 +388,18 @@ def _end(process: subprocess.Popen[bytes], parent: socket.socket, fds: tuple[int
         os.close(fd)
 
 
-def _room(num_bytes: int) -> int:
-    """What is given to an item that takes so much: a power of two, so that most have the same."""
-    return int(_ROOM_BYTES * 2 ** math.ceil(math.log2(1 + num_bytes / _ROOM_BYTES)))
+def _described(item: Undecoded) -> dict[str, Any]:
+    """All but its bytes."""
+    return {
+        "num_bytes": len(item.data),
+        "probe": {name: getattr(item.probe, name) for name in item.probe.__slots__},
+        "plan": item.plan.pts_seconds,
+        "size": item.size,
+        "resample": item.resample,
+        "page": item.page,
+        "dct_scaled": item.dct_scaled,
+        "shape": item.shape,
+    }
 
 
 def _environment() -> dict[str, str]:

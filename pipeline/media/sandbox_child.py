@@ -7,6 +7,7 @@ it is ready in half a second.
 from __future__ import annotations
 
 import io
+import math
 import mmap
 import os
 import socket
@@ -16,9 +17,6 @@ from typing import Any, BinaryIO
 
 from pipeline.errors import ItemError
 from pipeline.media import channel, isolation
-
-# Up to here a file is read at once, which JPEGs and PDFs are anyway; above, by what asks for its parts.
-_WHOLE_BYTES = 16 * 2**20
 
 
 def main() -> None:
@@ -50,15 +48,26 @@ def serve(parent: socket.socket) -> None:
             os.close(source) if source >= 0 else None
             source, output = fds[0], mmap.mmap(fds[1], request["output_bytes"])
             os.close(fds[1])
-        with open(source, "rb", closefd=False) as file:
-            file.seek(0)
-            reply = answer(request, file, output)
-        channel.send(parent, reply)
-        if not reply.keys() & {"shown", "failed"}:
-            return
+        source_at = output_at = 0
+        for item in request["items"]:
+            with _file(source, source_at, item["num_bytes"]) as file:
+                reply = answer(item, file, memoryview(output)[output_at:])
+            channel.send(parent, reply)
+            if not reply.keys() & {"shown", "failed"}:
+                return
+            source_at += item["num_bytes"]
+            output_at += math.prod(item["shape"])
 
 
-def answer(request: dict[str, Any], file: BinaryIO, output: mmap.mmap) -> dict[str, Any]:
+def _file(source: int, at: int, num_bytes: int) -> BinaryIO:
+    """Those bytes; of many, that are handed over alone, the file that they are."""
+    if num_bytes <= channel.WHOLE_BYTES:
+        return io.BytesIO(os.pread(source, num_bytes, at))
+    os.lseek(source, 0, os.SEEK_SET)
+    return open(source, "rb", closefd=False)
+
+
+def answer(request: dict[str, Any], file: BinaryIO, output: memoryview) -> dict[str, Any]:
     """Decode: the pixels into `output`, and the times shown, or what is wrong with the item, or with this process."""
     try:
         return {"shown": list(_decode(request, file, output))}
@@ -72,14 +81,12 @@ def answer(request: dict[str, Any], file: BinaryIO, output: mmap.mmap) -> dict[s
         return {"out_of_memory": True} if _ran_out_of_memory(error) else {"raised": repr(error)}
 
 
-def _decode(request: dict[str, Any], file: BinaryIO, output: mmap.mmap) -> tuple[float, ...]:
+def _decode(request: dict[str, Any], file: BinaryIO, output: memoryview) -> tuple[float, ...]:
     import numpy as np
 
     from pipeline.media.decode import decode_media
     from pipeline.schema import Probe, SamplePlan
 
-    if request["num_bytes"] <= _WHOLE_BYTES:
-        file = io.BytesIO(file.read())
     probe, plan = Probe(**request["probe"]), SamplePlan(pts_seconds=tuple(request["plan"]))
     size = request["size"] and tuple(request["size"])
     frames = decode_media(

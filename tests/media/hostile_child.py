@@ -29,7 +29,7 @@ def order_of(file: BinaryIO) -> tuple[str, str]:
     return name, argument
 
 
-def answer(request: dict[str, Any], file: BinaryIO, output: mmap.mmap) -> Any:
+def answer(request: dict[str, Any], file: BinaryIO, output: memoryview) -> Any:
     """What a child says that is not ours any more."""
     global items
     items += 1
@@ -47,7 +47,7 @@ def answer(request: dict[str, Any], file: BinaryIO, output: mmap.mmap) -> Any:
     return real_answer(request, file, output)
 
 
-def decode(request: dict[str, Any], file: BinaryIO, output: mmap.mmap) -> tuple[float, ...]:
+def decode(request: dict[str, Any], file: BinaryIO, output: memoryview) -> tuple[float, ...]:
     """What a decoder does that its bytes have taken over, or broken."""
     match order_of(file):
         case "hang", _:

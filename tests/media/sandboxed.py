@@ -5,8 +5,9 @@ from __future__ import annotations
 import io
 import os
 
+from pipeline.errors import ItemError
 from pipeline.media.probe import probe_media
-from pipeline.media.sandbox import Sandbox
+from pipeline.media.sandbox import Sandbox, Undecoded
 from pipeline.schema import Frames, SamplePlan
 from tests.media.hostile_child import MARK
 from tests.media.media_files import make_image
@@ -28,7 +29,16 @@ def order(text: str) -> bytes:
 def decode(sandbox: Sandbox, data: bytes, *times: float) -> Frames:
     """The frames at those times, at `SIZE`."""
     probe = probe_media(io.BytesIO(data), num_bytes=len(data), declared=None, name="item", page=0)
-    return sandbox.decode(data, probe, SamplePlan(pts_seconds=times or (0.0,)), SIZE, page=0)
+    plan = SamplePlan(pts_seconds=times or (0.0,))
+    return frames(sandbox, Undecoded(data=data, probe=probe, plan=plan, size=SIZE, page=0))
+
+
+def frames(sandbox: Sandbox, item: Undecoded) -> Frames:
+    """Of one item; raises why there are none."""
+    [outcome] = sandbox.decode([item])
+    if isinstance(outcome.result, ItemError):
+        raise outcome.result
+    return outcome.result
 
 
 def child_pid(sandbox: Sandbox) -> int:

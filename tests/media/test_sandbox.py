@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,13 +23,14 @@ from pipeline.errors import ConfigError, ItemError
 from pipeline.media import sandbox as sandbox_module
 from pipeline.media.decode import decode_media
 from pipeline.media.probe import probe_media
-from pipeline.media.sandbox import Sandbox, open_sandbox
+from pipeline.media.sandbox import Sandbox, Undecoded, open_sandbox
 from pipeline.schema import Probe, SamplePlan
 from tests.media.media_files import Recipe, make_image, make_video
 from tests.media.pdf_files import Page, make_pdf, text_line
-from tests.media.sandboxed import SIZE, child_pid, decode, is_alive, open_fds, open_hostile, order
+from tests.media.sandboxed import SIZE, child_pid, decode, frames, is_alive, open_fds, open_hostile, order
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the child is kept in by Linux")
+FIRST = SamplePlan(pts_seconds=(0.0,))
 ROOT = Path(__file__).parents[2]
 
 
@@ -63,7 +65,7 @@ def failure(sandbox: Sandbox, data: bytes) -> ItemError:
 
 def assert_decodes(sandbox: Sandbox) -> None:
     data = make_image("PNG")
-    expected = decode_media(io.BytesIO(data), probe_of(data), SamplePlan(pts_seconds=(0.0,)), SIZE)
+    expected = decode_media(io.BytesIO(data), probe_of(data), FIRST, SIZE)
     assert np.array_equal(decode(sandbox, data).pixels, expected.pixels)
 
 
@@ -98,25 +100,28 @@ def test_pixels_are_those_of_this_process(shared: Sandbox, name: str, size: tupl
     probe = probe_of(data)
     plan = SamplePlan(pts_seconds=(0.0, 0.5, 1.0) if probe.modality == "video" else (0.0,))
     expected = decode_media(io.BytesIO(data), probe, plan, size, "bilinear", page=0)
-    found = shared.decode(data, probe, plan, size, "bilinear", page=0)
+    found = frames(shared, Undecoded(data=data, probe=probe, plan=plan, size=size, resample="bilinear", page=0))
     assert np.array_equal(found.pixels, expected.pixels)
     assert found.pts_seconds == expected.pts_seconds
 
 
 def test_scaling_by_the_decoder_is_passed_on(shared: Sandbox) -> None:
     data = make_image("JPEG")
-    probe, plan = probe_of(data), SamplePlan(pts_seconds=(0.0,))
+    probe, plan = probe_of(data), FIRST
+    item = Undecoded(data=data, probe=probe, plan=plan, size=(16, 24))
     expected = decode_media(io.BytesIO(data), probe, plan, (16, 24), dct_scaled=True)
-    assert np.array_equal(shared.decode(data, probe, plan, (16, 24), dct_scaled=True).pixels, expected.pixels)
-    assert not np.array_equal(shared.decode(data, probe, plan, (16, 24)).pixels, expected.pixels)
+    assert np.array_equal(frames(shared, replace(item, dct_scaled=True)).pixels, expected.pixels)
+    assert not np.array_equal(frames(shared, item).pixels, expected.pixels)
 
 
 def test_large_files_and_frames_are_handed_over_too(shared: Sandbox) -> None:
     data = make_image("PNG") + bytes(20 * 2**20)  # more than is read at once
     size = (5000, 5000)  # 75 MB, more than is kept
-    probe, plan = probe_of(data), SamplePlan(pts_seconds=(0.0,))
+    probe, plan = probe_of(data), FIRST
     expected = decode_media(io.BytesIO(data), probe, plan, size)
-    assert np.array_equal(shared.decode(data, probe, plan, size).pixels, expected.pixels)
+    assert np.array_equal(
+        frames(shared, Undecoded(data=data, probe=probe, plan=plan, size=size)).pixels, expected.pixels
+    )
     assert_decodes(shared)
 
 
@@ -125,9 +130,9 @@ def test_a_bad_file_fails_as_it_does_here(shared: Sandbox) -> None:
     jpeg, png = make_image("JPEG"), make_image("PNG")
     for data in (jpeg[: len(jpeg) * 4 // 5], png[: len(png) // 2], make_video(Recipe())[:-3000]):
         with pytest.raises(ItemError) as expected:
-            decode_media(io.BytesIO(data), probe_of(jpeg), SamplePlan(pts_seconds=(0.0,)), SIZE)
+            decode_media(io.BytesIO(data), probe_of(jpeg), FIRST, SIZE)
         with pytest.raises(ItemError) as found:
-            shared.decode(data, probe_of(jpeg), SamplePlan(pts_seconds=(0.0,)), SIZE)
+            frames(shared, Undecoded(data=data, probe=probe_of(jpeg), plan=FIRST, size=SIZE))
         assert (found.value.code, found.value.message) == (expected.value.code, expected.value.message)
     assert before in (0, child_pid(shared))
 
@@ -136,7 +141,7 @@ def test_frames_of_another_size_than_the_header_s(shared: Sandbox) -> None:
     data = make_image("PNG")
     probe = Probe(modality="image", container="png", codec="png", width=50, height=40, num_bytes=len(data))
     with pytest.raises(ItemError) as caught:
-        shared.decode(data, probe, SamplePlan(pts_seconds=(0.0,)), None)
+        frames(shared, Undecoded(data=data, probe=probe, plan=FIRST, size=None))
     assert (caught.value.code, caught.value.message) == (
         "corrupt",
         "frames of (64, 96) pixels, the header promised (40, 50)",
@@ -177,11 +182,10 @@ def test_memory_within_the_item_s_is_had(shared: Sandbox) -> None:
 def test_what_an_item_has_grows_with_its_pixels(hostile: Callable[..., Sandbox]) -> None:
     sandbox = hostile()
     data = order(f"eat {1500 * 2**20}")
-    plan = SamplePlan(pts_seconds=(0.0,))
     for side, code in ((5000, "ate"), (500, "out_of_memory")):
         probe = Probe(modality="image", container="jpeg", codec="jpeg", width=side, height=side, num_bytes=len(data))
         with pytest.raises(ItemError) as caught:
-            sandbox.decode(data, probe, plan, SIZE)
+            frames(sandbox, Undecoded(data=data, probe=probe, plan=FIRST, size=SIZE))
         assert caught.value.code == code
 
 
@@ -191,6 +195,25 @@ def test_what_one_item_leaves_broken_is_no_verdict_on_the_next(hostile: Callable
     first = child_pid(sandbox)
     assert decode(sandbox, order("die_unless_new")).pixels.shape == (1, *SIZE, 3)
     assert child_pid(sandbox) != first
+
+
+def test_items_that_are_handed_over_together(hostile: Callable[..., Sandbox]) -> None:
+    sandbox = hostile(item_seconds=1.0)
+    files = [make_image("PNG"), order("segfault"), make_image("JPEG"), order("hang"), order("raise"), FILES["h264"]()]
+    plans = [SamplePlan(pts_seconds=(0.0, 1.0, 2.0)) if data is files[-1] else FIRST for data in files]
+    sizes = [SIZE, SIZE, (11, 13), SIZE, SIZE, (30, 20)]
+    items = [
+        Undecoded(data=data, probe=probe_of(data), plan=plan, size=size)
+        for data, plan, size in zip(files, plans, sizes, strict=True)
+    ]
+    found = [outcome.result for outcome in sandbox.decode(items)]
+    codes = [result.code if isinstance(result, ItemError) else None for result in found]
+    assert codes == [None, "crashed", None, "timeout", "crashed", None]
+    for item, result in zip(items, found, strict=True):
+        if not isinstance(result, ItemError):
+            expected = decode_media(io.BytesIO(item.data), item.probe, item.plan, item.size)
+            assert np.array_equal(result.pixels, expected.pixels)
+            assert result.pts_seconds == expected.pts_seconds
 
 
 def test_a_child_that_is_killed_between_items_costs_none(hostile: Callable[..., Sandbox]) -> None:
@@ -246,7 +269,6 @@ LIES = {
     "deep JSON": "write (50000).to_bytes(4, 'little') + b'[' * 50000",
     "a large number": "write (10000).to_bytes(4, 'little') + b'1' * 10000",
     "more than it may": "write (2**31).to_bytes(4, 'little')",
-    "two messages": "write b'\\x02\\0\\0\\0{}' * 2",
 }
 
 

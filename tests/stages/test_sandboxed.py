@@ -1,4 +1,4 @@
-"""A corpus whose decoders hang, crash, eat memory and lie: one quarantined row each, all others as without a sandbox."""
+"""A corpus whose decoders hang, crash, eat memory and lie: a quarantined row each, all others as without a sandbox."""
 
 from __future__ import annotations
 
