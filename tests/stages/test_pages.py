@@ -112,7 +112,7 @@ def test_a_batch_of_pages_is_decoded() -> None:
     items = [planned(n).to_row() for n in (2, 0, 1)]
     row: dict[str, Any] = {"window": 0, "batch": 0, "digest": "d", "items": items}
     items[2]["media"]["page"] = 9
-    context = cast(StageContext, SimpleNamespace(identity=IDENTITY))
+    context = cast(StageContext, SimpleNamespace(identity=IDENTITY, sandbox=None))
     [decoded] = DecodeBatches(context)(batch_table([row]))
     pixels = np.frombuffer(decoded["pixels"][0].as_buffer(), np.uint8).reshape(2, *SIZE, 3)
     for found, page in zip(pixels, (2, 0), strict=True):
