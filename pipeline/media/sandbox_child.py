@@ -1,7 +1,7 @@
 """The child that decodes what `pipeline.media.sandbox` hands it, one item at a time, until it is left alone.
 
-Started with the descriptor of its socket and the process id of its parent. Imports no torch: with the resizing kernel
-it is ready in half a second.
+Started with the descriptor of its socket, the process id of its parent, and 1 if it is to try to leave the network.
+Imports no torch: with the resizing kernel it is ready in half a second.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from pipeline.media import channel, isolation
 
 def main() -> None:
     """Give up what decoding does not need, say what was given up, and serve."""
-    descriptor, parent = map(int, sys.argv[1:3])
+    descriptor, parent, leaves_network = map(int, sys.argv[1:4])
     isolation.end_with(parent)
-    given_up = isolation.leave_network()
+    given_up = isolation.leave_network() if leaves_network else ()
     isolation.end_with(parent)  # once more: the kernel forgets it when credentials change
     parent_socket = socket.socket(fileno=descriptor)
     try:

@@ -422,7 +422,7 @@ def test_the_child_ends_with_its_parent(mode: str) -> None:
 def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-m", sandbox_module.CHILD, str(theirs.fileno()), str(os.getpid() + 1)]
+        command = [sys.executable, "-m", sandbox_module.CHILD, str(theirs.fileno()), str(os.getpid() + 1), "1"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, pass_fds=(theirs.fileno(),), timeout=30)
     assert done.returncode == -signal.SIGKILL
@@ -432,6 +432,13 @@ def test_a_child_that_cannot_start_stops_the_run() -> None:
     sandbox = Sandbox(item_seconds=20, module="tests.media.no_such_module")
     with pytest.raises(RuntimeError, match="the process that decodes did not start"):
         assert_decodes(sandbox)
+
+
+def test_where_a_namespace_hides_the_libraries_it_does_without() -> None:
+    sandbox = Sandbox(item_seconds=20, module="tests.media.unmapped_child")
+    assert_decodes(sandbox)
+    assert sandbox.level in ("seccomp", "none")
+    sandbox.close()
 
 
 def test_modes(monkeypatch: pytest.MonkeyPatch) -> None:
