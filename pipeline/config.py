@@ -73,7 +73,7 @@ class Decode(Section):
     """Reading and decoding. `resize: reference` equals the model's own processor; `fast` has JPEGs scaled by their
     decoder first.
 
-    `sandbox: auto` decodes in a child process, kept in as well as the machine allows; `on` refuses to do with less than
+    `sandbox: auto` probes and decodes in child processes, kept in as well as the machine allows; `on` refuses to do with less than
     no network, `off` decodes in the worker itself. In the child an item has `item_seconds`, and more for many pixels.
     """
 

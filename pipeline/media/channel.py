@@ -11,6 +11,7 @@ from typing import Any
 
 # Up to here a file is read at once by the child, or several together; above, by what asks for its parts.
 WHOLE_BYTES = 16 * 2**20
+READ_BYTES = 2**20  # asked of the parent at a time
 # A plan of 100,000 frames is 2 MB.
 _MAX_BYTES = 4 * 2**20
 _MAX_FDS = 2

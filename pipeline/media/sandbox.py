@@ -8,10 +8,12 @@ model's; and whoever has them decoded then need not load what resizes.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import math
 import mmap
 import os
+import queue
 import re
 import resource
 import signal
@@ -24,17 +26,19 @@ import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from pipeline.errors import ConfigError, ItemError
 from pipeline.media import channel
+from pipeline.media.document import DEFAULT_DPI
 from pipeline.media.resize import Resample
-from pipeline.schema import Frames, Probe, SamplePlan
+from pipeline.schema import Frames, Modality, Probe, SamplePlan
 
 SandboxMode = Literal["auto", "on", "off"]
+NUM_PROBERS = 2
 OFF = "off"  # what `Sandbox.level` is called where there is none
 
 CHILD = "pipeline.media.sandbox_child"
@@ -53,6 +57,12 @@ _GROWTH_BYTES = 256 * 2**20
 _GROUPS_BETWEEN_LOOKS = 16
 _KEPT_OUTPUT_BYTES = 64 * 2**20
 _OUTPUT_STEP = 2**20
+_PROBE_ROOM_BYTES = 512 * 2**20
+# A header is read in pieces, some of them again; recordings that say no duration are read to their end.
+_MOST_READ = 4
+_LEAST_READ_BYTES = 4096
+_MOST, _MOST_SIDE = 2**62, 2**31 - 1
+_NAME = re.compile("[A-Za-z0-9_,.-]{1,100}")
 _CODE = re.compile("[a-z_]{1,40}")
 _MESSAGE_LETTERS = 500
 # A child ends with the thread that started it, so that one has to stay.
@@ -66,6 +76,23 @@ def open_sandbox(mode: SandboxMode, item_seconds: float) -> Sandbox | None:
     if sys.platform != "linux":
         raise ConfigError(f"decode.sandbox: on needs Linux, this is {sys.platform}; set it to auto or off")
     return Sandbox(item_seconds=item_seconds, must_isolate=mode == "on")
+
+
+class Probers:
+    """A few sandboxes for threads that probe, each of which waits for storage with a child of its own."""
+
+    def __init__(self, sandboxes: Sequence[Sandbox]) -> None:
+        self._free: queue.LifoQueue[Sandbox] = queue.LifoQueue()  # so that one does what one can
+        for sandbox in sandboxes:
+            self._free.put(sandbox)
+
+    def probe(self, file: BinaryIO, **request: Any) -> Probe:
+        """As `Sandbox.probe`."""
+        sandbox = self._free.get()
+        try:
+            return sandbox.probe(file, **request)
+        finally:
+            self._free.put(sandbox)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,6 +156,40 @@ class Sandbox:
             whole = sum(len(item.data) for item in items) <= channel.WHOLE_BYTES
             groups = [items] if whole else [[item] for item in items]
             return [outcome for group in groups for outcome in self._decode(group)]
+
+    def probe(
+        self,
+        file: BinaryIO,
+        *,
+        num_bytes: int,
+        declared: Modality | None,
+        name: str,
+        page: int | None = None,
+        dpi: float = DEFAULT_DPI,
+    ) -> Probe:
+        """As `probe_media`, whose errors it raises; the child asks for what it reads of `file`.
+
+        Raises `ItemError` (stage `probe`): `timeout`, `crashed`, `out_of_memory`; as `decode` does; and what reading
+        `file` raises.
+        """
+        request = {"num_bytes": num_bytes, "declared": declared, "name": name, "page": page, "dpi": dpi}
+        with self._lock:
+            while True:
+                child = self._usable()
+                is_new = child.num_items == 0
+                try:
+                    result = child.probe(file, request, self._item_seconds)
+                except _ChildLost as lost:
+                    self._drop()
+                    if lost.is_conclusive or is_new:
+                        raise ItemError("probe", lost.code, f"{name}: {lost.message}") from lost
+                    continue
+                except BaseException:  # of the file: the child still waits for it
+                    self._drop()
+                    raise
+                if isinstance(result, ItemError):
+                    raise result
+                return result
 
     def start(self) -> None:
         """Have a child now. Raises as `decode` does."""
@@ -226,12 +287,11 @@ class _Child:
     def decode(self, items: Sequence[Undecoded], item_seconds: float) -> Iterator[Outcome]:
         """One after another, as they are done. Raises `_ChildLost` over the one that is next."""
         seconds = [item_seconds + item.num_pixels / _PIXELS_PER_SECOND for item in items]
-        try:
+        with self._losses(seconds[0]):
             self._limit(max(item.room_bytes for item in items), sum(seconds))
             self._hand_over(items)
-            self._request(items, time.monotonic() + seconds[0])
-        except (channel.ChannelClosed, ProcessLookupError) as error:
-            raise self._death() from error
+            described = {"items": [_described(item) for item in items]}
+            self._request(described, sum(math.prod(item.shape) for item in items), time.monotonic() + seconds[0])
         at = 0
         for item, limit in zip(items, seconds, strict=True):
             started = time.monotonic()
@@ -241,6 +301,28 @@ class _Child:
             yield Outcome(result=result, seconds=time.monotonic() - started)
         if len(items[0].data) > channel.WHOLE_BYTES:
             os.ftruncate(self._source, 0)
+
+    def probe(self, file: BinaryIO, request: dict[str, Any], item_seconds: float) -> Probe | ItemError:
+        """Raises `_ChildLost`, and what reading `file` raises."""
+        deadline = time.monotonic() + item_seconds
+        left_bytes = _MOST_READ * request["num_bytes"] + _ROOM_BYTES
+        self.num_items += 1
+        with self._losses(item_seconds):
+            self._limit(_PROBE_ROOM_BYTES, item_seconds)
+            self._request({"probe": request, "num_bytes": request["num_bytes"]}, 1, deadline)
+            while True:
+                match channel.receive(self._socket, deadline=deadline):
+                    case {"read": [int(at), int(size)]} if left_bytes > 0 and _may_be_read(at, size):
+                        left_bytes -= max(size, _LEAST_READ_BYTES)
+                        started = time.monotonic()
+                        data = _read(file, at, size)
+                        deadline += time.monotonic() - started
+                        os.pwrite(self._source, data, 0)
+                        channel.send(self._socket, {"read": len(data)}, deadline=deadline)
+                    case {"probed": dict(facts)}:
+                        return _checked_probe(facts, request)
+                    case reply:
+                        return self._failed("probe", reply)
 
     def is_usable(self) -> bool:
         """False once it has died, decoded many items, or keeps much memory."""
@@ -309,13 +391,11 @@ class _Child:
                 at, rest = at + written, rest[written:]
         os.ftruncate(self._source, at)
 
-    def _request(self, items: Sequence[Undecoded], deadline: float) -> None:
-        fds = self._make_output(sum(math.prod(item.shape) for item in items))
-        request = {"items": [_described(item) for item in items], "output_bytes": len(self._output or b"")}
+    def _request(self, request: dict[str, Any], output_bytes: int, deadline: float) -> None:
+        fds = self._make_output(output_bytes)
         try:
+            request = {**request, "output_bytes": len(self._output or b"")}
             channel.send(self._socket, request, fds, deadline=deadline)
-        except TimeoutError:
-            raise _ChildLost("crashed", "the decoder does not listen") from None
         finally:
             if fds:
                 os.close(fds[1])
@@ -338,29 +418,37 @@ class _Child:
         return self._source, output
 
     def _result(self, item: Undecoded, at: int, deadline: float, seconds: float) -> Frames | ItemError:
-        try:
-            reply = channel.receive(self._socket, deadline=deadline)
-            match reply:
+        with self._losses(seconds):
+            match channel.receive(self._socket, deadline=deadline):
                 case {"shown": list(times)}:
-                    return Frames(
-                        pixels=self._pixels(item.shape, at), pts_seconds=_checked_times(times, len(item.plan))
-                    )
-                case {"failed": ["decode", str(code), str(message)]} if _CODE.fullmatch(code):
-                    return ItemError("decode", code, _printable(message))
-                case {"out_of_memory": True}:
-                    message = (
-                        f"decoding takes more than the {self._room_bytes // 2**20:,} MB that an item of its size has"
-                    )
-                    raise _ChildLost("out_of_memory", message)
-                case {"raised": str(message)}:
-                    raise _ChildLost("crashed", f"the decoder failed: {_printable(message)}")
-            raise channel.BadMessage(f"{sorted(map(_printable, reply))}")
+                    shown = _checked_times(times, len(item.plan))
+                    return Frames(pixels=self._pixels(item.shape, at), pts_seconds=shown)
+                case reply:
+                    return self._failed("decode", reply)
+
+    def _failed(self, stage: str, reply: dict[str, Any]) -> ItemError:
+        """What the child says of the item. Raises `_ChildLost` when it says that of itself, or nothing known."""
+        match reply:
+            case {"failed": [str(of), str(code), str(message)]} if of == stage and _CODE.fullmatch(code):
+                return ItemError(stage, code, _printable(message))
+            case {"out_of_memory": True}:
+                room = f"{self._room_bytes // 2**20:,} MB"
+                raise _ChildLost("out_of_memory", f"decoding takes more than the {room} that an item of its size has")
+            case {"raised": str(message)}:
+                raise _ChildLost("crashed", f"the decoder failed: {_printable(message)}")
+        raise channel.BadMessage(f"{sorted(map(_printable, reply))}")
+
+    @contextlib.contextmanager
+    def _losses(self, seconds: float) -> Iterator[None]:
+        """What goes wrong with the child, as `_ChildLost`."""
+        try:
+            yield
         except TimeoutError:
             message = f"not decoded within {seconds:.1f} s (decode.item_seconds, more for many pixels)"
             raise _ChildLost("timeout", message, is_conclusive=True) from None
         except channel.BadMessage as error:
             raise _ChildLost("crashed", f"the decoder's answer makes no sense: {error}") from error
-        except channel.ChannelClosed as error:
+        except (channel.ChannelClosed, ProcessLookupError) as error:
             raise self._death() from error
 
     def _pixels(self, shape: tuple[int, ...], at: int) -> npt.NDArray[np.uint8]:
@@ -395,6 +483,36 @@ def _end(process: subprocess.Popen[bytes], parent: socket.socket, fds: tuple[int
     parent.close()
     for fd in fds:
         os.close(fd)
+
+
+def _may_be_read(at: int, size: int) -> bool:
+    return 0 <= at < _MOST and 0 < size <= channel.READ_BYTES
+
+
+def _read(file: BinaryIO, at: int, size: int) -> bytes:
+    """Its own errors do not pass for those of the child."""
+    try:
+        file.seek(at)
+        return file.read(size)
+    except (TimeoutError, ProcessLookupError) as error:
+        raise OSError(f"the file cannot be read: {error!r}") from error
+
+
+def _checked_probe(facts: dict[str, Any], request: dict[str, Any]) -> Probe:
+    kinds: dict[str, type] = {"duration_seconds": float, "rate_fps": float}
+    kinds.update(dict.fromkeys(("modality", "container", "codec"), str))
+    kinds.update(dict.fromkeys(("width", "height", "num_bytes", "num_frames"), int))
+    if facts.keys() != kinds.keys() or not all(type(facts[name]) is kind for name, kind in kinds.items()):
+        raise channel.BadMessage("facts of other names or kinds")
+    numbers = [value for value in facts.values() if not isinstance(value, str)]
+    if not all(math.isfinite(number) and 0 <= number < _MOST for number in numbers):
+        raise channel.BadMessage("numbers that cannot be")
+    if max(facts["width"], facts["height"]) > _MOST_SIDE or facts["num_bytes"] != request["num_bytes"]:
+        raise channel.BadMessage("a size that cannot be")
+    names = facts["modality"], facts["container"], facts["codec"]
+    if names[0] not in ("image", "video", "page") or not all(_NAME.fullmatch(name) for name in names):
+        raise channel.BadMessage("names that cannot be")
+    return Probe(**facts)
 
 
 def _described(item: Undecoded) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import os
 import socket
 import sys
 import traceback
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 from pipeline.errors import ItemError
@@ -48,6 +49,12 @@ def serve(parent: socket.socket) -> None:
             os.close(source) if source >= 0 else None
             source, output = fds[0], mmap.mmap(fds[1], request["output_bytes"])
             os.close(fds[1])
+        if "probe" in request:
+            reply = answer_probe(request["probe"], io.BufferedReader(ParentFile(parent, source, request["num_bytes"])))
+            channel.send(parent, reply)
+            if not reply.keys() & {"probed", "failed"}:
+                return
+            continue
         source_at = output_at = 0
         for item in request["items"]:
             with _file(source, source_at, item["num_bytes"]) as file:
@@ -67,10 +74,46 @@ def _file(source: int, at: int, num_bytes: int) -> BinaryIO:
     return open(source, "rb", closefd=False)
 
 
+class ParentFile(io.RawIOBase):
+    """A file that the parent has open: it puts what is asked for at the start of the file that both have."""
+
+    def __init__(self, parent: socket.socket, source: int, num_bytes: int) -> None:
+        self._parent, self._source, self._num_bytes, self._at = parent, source, num_bytes, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._num_bytes}[whence])
+        return self._at
+
+    def readinto(self, target: Any) -> int:
+        wanted = min(len(target), self._num_bytes - self._at, channel.READ_BYTES)
+        if wanted <= 0:
+            return 0
+        channel.send(self._parent, {"read": [self._at, wanted]})
+        got = int(channel.receive(self._parent)["read"])
+        target[:got] = os.pread(self._source, got, 0)
+        self._at += got
+        return got
+
+
+def answer_probe(request: dict[str, Any], file: BinaryIO) -> dict[str, Any]:
+    """What the header says, or what is wrong with the item, or with this process."""
+    return _reply(lambda: {"probed": _probe(request, file)})
+
+
 def answer(request: dict[str, Any], file: BinaryIO, output: memoryview) -> dict[str, Any]:
     """Decode: the pixels into `output`, and the times shown, or what is wrong with the item, or with this process."""
+    return _reply(lambda: {"shown": list(_decode(request, file, output))})
+
+
+def _reply(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
-        return {"shown": list(_decode(request, file, output))}
+        return work()
     except MemoryError:
         return {"out_of_memory": True}
     except ItemError as error:
@@ -79,6 +122,13 @@ def answer(request: dict[str, Any], file: BinaryIO, output: memoryview) -> dict[
         return {"failed": [error.stage, error.code, error.message]}
     except Exception as error:  # whatever bytes make a decoder raise is the item's fault, not the run's
         return {"out_of_memory": True} if _ran_out_of_memory(error) else {"raised": repr(error)}
+
+
+def _probe(request: dict[str, Any], file: BinaryIO) -> dict[str, Any]:
+    from pipeline.media.probe import probe_media
+
+    probe = probe_media(file, **request)
+    return {name: getattr(probe, name) for name in probe.__slots__}
 
 
 def _decode(request: dict[str, Any], file: BinaryIO, output: memoryview) -> tuple[float, ...]:

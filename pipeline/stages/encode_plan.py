@@ -292,7 +292,9 @@ class _WindowPlanner:
 
     def _probe_file(self, candidate: _Candidate, file: Any) -> Probe:
         assert candidate.facts is not None
-        return probe_media(
+        probers = self.context.probers
+        probe = probe_media if probers is None else probers.probe
+        return probe(
             file,
             num_bytes=candidate.facts.num_bytes,
             declared=candidate.media.modality,

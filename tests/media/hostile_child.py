@@ -16,13 +16,14 @@ from pipeline.errors import ItemError
 
 MARK = b"\nORDER:"
 HUGE = 2**40
-real_answer, real_decode, real_mmap = child.answer, child._decode, mmap.mmap
+real_answer, real_decode, real_probe, real_mmap = child.answer, child._decode, child._probe, mmap.mmap
 parent_socket: list[int] = []
 items = 0
 
 
 def order_of(file: BinaryIO) -> tuple[str, str]:
     """(name, argument) of the order that a file ends in; ("", "") for a file to decode."""
+    file.seek(max(0, file.seek(0, os.SEEK_END) - 1000))
     data = file.read()
     file.seek(0)
     name, _, argument = data.rpartition(MARK)[2].decode().partition(" ") if MARK in data else ("", "", "")
@@ -45,6 +46,23 @@ def answer(request: dict[str, Any], file: BinaryIO, output: memoryview) -> Any:
                 time.sleep(0.2)
                 os.write(parent_socket[0], b" ")
     return real_answer(request, file, output)
+
+
+def probe(request: dict[str, Any], file: BinaryIO) -> dict[str, Any]:
+    """As `decode`, of one that reads headers."""
+    match order_of(file):
+        case "probe_hang", _:
+            while True:
+                pass
+        case "probe_segfault", _:
+            ctypes.string_at(0)
+        case "probe_as", changes:
+            return {**real_probe(request, file), **eval(changes)}
+        case "probe_for_ever", _:
+            while True:
+                file.seek(0)
+                file.read(2**20)
+    return real_probe(request, file)
 
 
 def decode(request: dict[str, Any], file: BinaryIO, output: memoryview) -> tuple[float, ...]:
@@ -123,7 +141,7 @@ def main(*, filtered: bool = True) -> None:
         parent_socket.append(parent.fileno())
         real_serve(parent)
 
-    child.serve, child.answer, child._decode = serve, answer, decode
+    child.serve, child.answer, child._decode, child._probe = serve, answer, decode, probe
     child.mmap.mmap = mapped  # type: ignore[misc, assignment]
     if not filtered:
         child.isolation.restrict_system_calls = lambda: False

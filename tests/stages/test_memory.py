@@ -94,4 +94,6 @@ def test_planning_declares_the_bytes_that_it_carries(
     make_config: Callable[..., Config], items: int, inline: int, carried: int
 ) -> None:
     config = make_config("", ray={"window_items": items}, decode={"max_inline_bytes": inline})
-    assert memory.plan_bytes(config) == 250 * MB + carried
+    assert memory.plan_bytes(config) == 450 * MB + carried
+    alone = make_config("", ray={"window_items": items}, decode={"max_inline_bytes": inline, "sandbox": "off"})
+    assert memory.plan_bytes(alone) == 250 * MB + carried

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pipeline.config import Config
-from pipeline.media.sandbox import Sandbox
+from pipeline.media.sandbox import Probers, Sandbox
 from pipeline.stages import context
 from tests.media.media_files import Recipe, make_image, make_video
 from tests.media.sandboxed import child_pid, is_alive, open_hostile, order
@@ -21,6 +21,8 @@ BAD = {
     "abort": ("abort", "crashed"),
     "memory": (f"eat {2**33}", "out_of_memory"),
     "lie": ("say {'shown': [0.0, 1.0, 2.0]}", "crashed"),
+    "header-hangs": ("probe_hang", "timeout"),
+    "header-crashes": ("probe_segfault", "crashed"),
 }
 
 
@@ -42,6 +44,8 @@ def hostile(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sandbox]:
     """The sandbox of this process, whose child follows orders."""
     sandbox = open_hostile(item_seconds=2.0)
     monkeypatch.setattr(context, "_sandbox", lambda mode, seconds: sandbox if mode == "auto" else None)
+    probers = Probers([sandbox])
+    monkeypatch.setattr(context, "_probers", lambda mode, seconds: probers if mode == "auto" else None)
     yield sandbox
     sandbox.close()
 
@@ -55,7 +59,8 @@ def test_each_costs_its_row(
     assert {name: row["code"] for name, row in found.items() if row["status"] != "ok"} == {
         name: code for name, (_, code) in BAD.items()
     }
-    assert sandboxed.count(f"sandbox:{hostile.level}") == len(found)
+    num_probed = len(found) - 2
+    assert sandboxed.count(f"sandbox:{hostile.level}") == num_probed
     apart = {"output": str(tmp_path / "apart"), "store": {"path": str(tmp_path / "apart-store")}}
     plain = Line(make_config(manifest, **{**changes, **apart, "decode": {"sandbox": "off"}}))
     assert plain.count("sandbox:off") == len(found)
@@ -76,6 +81,7 @@ def test_one_child_serves_a_process_and_ends_with_the_sandbox(
         return opened[0]
 
     monkeypatch.setattr(context, "_sandbox", sandbox)
+    monkeypatch.setattr(context, "_probers", lambda mode, seconds: None)
     line = Line(make_config(demo_media / "manifest.jsonl", encode={"max_batch_items": 4}))
     assert {row["status"] for row in line.rows} == {"ok"}
     [only] = opened
