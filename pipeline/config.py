@@ -73,8 +73,9 @@ class Decode(Section):
     """Reading and decoding. `resize: reference` equals the model's own processor; `fast` has JPEGs scaled by their
     decoder first.
 
-    `sandbox: auto` probes and decodes in child processes, kept in as well as the machine allows; `on` refuses to do with less than
-    no network, `off` decodes in the worker itself. In the child an item has `item_seconds`, and more for many pixels.
+    `sandbox: auto` probes and decodes in child processes, kept in as well as the machine allows; `on` refuses to do
+    with less than no network, `off` has the worker itself do it. In a child an item has `item_seconds`, and more for many
+    pixels.
     """
 
     resize: Literal["reference", "fast"] = "reference"
