@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 
 from tests.media.media_files import make_image
 from tests.media.sandboxed import child_pid, decode, open_hostile, order
@@ -11,10 +10,6 @@ from tests.media.sandboxed import child_pid, decode, open_hostile, order
 
 def main(mode: str) -> None:
     sandbox = open_hostile(item_seconds=600)
-    if mode == "thread":  # one that ends before the child is to
-        first = threading.Thread(target=decode, args=(sandbox, make_image("JPEG")))
-        first.start()
-        first.join()
     decode(sandbox, make_image("JPEG"))
     print(child_pid(sandbox), flush=True)
     if mode == "exit":

@@ -383,6 +383,22 @@ def test_a_child_is_replaced_after_many_items(monkeypatch: pytest.MonkeyPatch, h
     assert [pid for pid in pids if is_alive(pid)] == pids[-1:]
 
 
+def test_a_child_outlives_the_thread_that_wanted_it(hostile: Callable[..., Sandbox]) -> None:
+    sandbox = hostile()
+    first = threading.Thread(target=assert_decodes, args=(sandbox,))
+    first.start()
+    first.join()
+    pid = child_pid(sandbox)
+    time.sleep(0.2)
+    assert is_alive(pid)
+    assert_decodes(sandbox)
+    assert child_pid(sandbox) == pid
+
+
+def test_a_child_that_would_shrink_what_is_mapped_cannot(hostile: Callable[..., Sandbox]) -> None:
+    assert_decodes(hostile(filtered=False))  # it tries that with each file that it gets
+
+
 def test_a_closed_sandbox_leaves_no_child(hostile: Callable[..., Sandbox]) -> None:
     sandbox = hostile()
     assert_decodes(sandbox)
@@ -401,7 +417,7 @@ def test_a_sandbox_that_nobody_has_any_more_leaves_no_child() -> None:
     assert not is_alive(pid)
 
 
-@pytest.mark.parametrize("mode", ["exit", "hang", "thread"])
+@pytest.mark.parametrize("mode", ["exit", "hang"])
 def test_the_child_ends_with_its_parent(mode: str) -> None:
     command = [sys.executable, "-m", "tests.media.holding_parent", mode]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
