@@ -114,6 +114,10 @@ class Decode(Section):
     decoder first. `background` lies behind transparent pixels; `truncated: keep` takes what can be decoded of an image
     whose file ends early, and grey for the rest.
 
+    `sandbox: auto` probes and decodes in child processes, kept in as well as the machine allows; `on` refuses to do
+    with less than no network, `off` has the worker itself do it. In a child an item has `item_seconds`, and more for
+    many pixels.
+
     Of videos in MP4 and MOV above `max_whole_bytes` the index is read, and what the planned frames need. They are
     identified by their source id, for nobody sees all of their bytes.
     """
@@ -121,6 +125,8 @@ class Decode(Section):
     resize: Literal["reference", "fast"] = "reference"
     background: Annotated[str, Field(pattern=r"^#[0-9a-f]{6}$")] = "#ffffff"
     truncated: Literal["quarantine", "keep"] = "quarantine"
+    sandbox: Literal["auto", "on", "off"] = "auto"
+    item_seconds: Annotated[float, Field(gt=0)] = 120.0
     max_inline_bytes: Positive = 256 * 1024
     max_whole_bytes: Positive = 64 * 2**20
     io_threads: Positive = 8
@@ -487,7 +493,7 @@ class Config(Section):
         exclude: dict[str, Any] = {
             **dict.fromkeys(elsewhere, True),
             "ray": cluster,
-            "decode": {"io_threads"},
+            "decode": {"io_threads", "sandbox", "item_seconds"},
             "sources": deadlines,
         }
         return self.model_dump(mode="json", exclude=exclude)

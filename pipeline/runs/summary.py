@@ -38,6 +38,7 @@ COUNTS = (
     "text_padded_tokens",
     "items_carried",
 )
+SANDBOX_COUNT = "sandbox:"  # begins the names of counts: media that a decoder had, by what kept it in
 SECONDS = ("encode_pass", "generate_pass", "pool_pass", "total", "ray_startup")
 PACKAGES = ("ray", "torch", "transformers", "av", "pillow")
 
@@ -56,7 +57,9 @@ def build_summary(
     points: Mapping[str, int],
 ) -> dict[str, Any]:
     """The summary as DESIGN.md names its fields. `counts` are those of the receipts, by these names; absent is 0.
+
     `store_peak_bytes` is None when the store was not looked at. `points` are those that vector stores hold, by table.
+    Its `sandbox` counts media that a decoder had, by what kept it in.
 
     Raises `RuntimeError` when the items do not add up: one was lost or counted twice, and no number can be trusted.
     """
@@ -79,6 +82,9 @@ def build_summary(
         "environment": dict(environment),
         "store_peak_bytes": store_peak_bytes,
         "points": dict(points),
+        "sandbox": {
+            name.removeprefix(SANDBOX_COUNT): count for name, count in counts.items() if name.startswith(SANDBOX_COUNT)
+        },
     }
 
 

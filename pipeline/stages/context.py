@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore, StoreWriter
+from pipeline.media.sandbox import NUM_PROBERS, Probers, Sandbox, SandboxMode, open_sandbox
 from pipeline.planning.geometry import probed_geometry
 from pipeline.runs.base import Place, unchanged
 from pipeline.runs.own_shards import note_shard
@@ -107,6 +108,18 @@ class StageContext:
         return self.facts.geometry(probe, plan) if rule is None else probed_geometry(rule, probe, len(plan))
 
     @property
+    def sandbox(self) -> Sandbox | None:
+        """What decodes untrusted bytes, one a process; None where the process itself does."""
+        section = self.config.decode
+        return _sandbox(section.sandbox, section.item_seconds)
+
+    @property
+    def probers(self) -> Probers | None:
+        """As `sandbox`, what reads headers."""
+        section = self.config.decode
+        return _probers(section.sandbox, section.item_seconds)
+
+    @property
     def store(self) -> FeatureStore:
         """The feature store, one a process: it holds open shards and the catalogue."""
         section = self.config.store
@@ -150,6 +163,18 @@ def _scorer(model: str, pooling: str, options: str) -> ScorerFacts:
     from pipeline.models.reranker import ScorerFacts
 
     return ScorerFacts.load(model, json.loads(pooling), **json.loads(options))
+
+
+@functools.lru_cache(maxsize=1)
+def _sandbox(mode: SandboxMode, item_seconds: float) -> Sandbox | None:
+    return open_sandbox(mode, item_seconds)
+
+
+@functools.lru_cache(maxsize=1)
+def _probers(mode: SandboxMode, item_seconds: float) -> Probers | None:
+    sandboxes = [open_sandbox(mode, item_seconds) for _ in range(NUM_PROBERS)]
+    opened = [sandbox for sandbox in sandboxes if sandbox is not None]
+    return Probers(opened) if opened else None
 
 
 @functools.lru_cache(maxsize=4)

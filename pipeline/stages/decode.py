@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO
 
@@ -16,6 +16,7 @@ import pyarrow as pa
 from pipeline.errors import ItemError
 from pipeline.media.decode import decode_media
 from pipeline.media.resize import crop_frames
+from pipeline.media.sandbox import OFF, Outcome, Undecoded
 from pipeline.media.shared_source import SharedSources
 from pipeline.media.source import FetchCounter, open_source, stat_source
 from pipeline.schema import Frames, ItemFailure
@@ -29,6 +30,10 @@ from pipeline.stages.identity import (
     sha256_content,
 )
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, batch_table
+
+# Decoded together: in the sandbox, JPEGs of a megapixel took 17 % more processor time one by one.
+_GROUP_ITEMS = 8
+_GROUP_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True)
@@ -46,86 +51,95 @@ class DecodeBatches:
     def _decode(self, row: pa.Table) -> pa.Table:
         [batch] = row.drop_columns("pixels").to_pylist()
         planned = [PlannedMedia.from_row(item) for item in batch["items"]]
-        counter, sources = FetchCounter(), SharedSources(self.context.config.source_policy())
+        counter = FetchCounter()
         height, width = planned[0].geometry.shown_size
         shape = (len(planned), len(planned[0].requested), height, width, 3)
         pixels: npt.NDArray[np.uint8] = np.empty(shape, np.uint8)
         decoded: list[DecodedMedia] = []
         filled = 0
-        for item in planned:
-            done, frames = self._decode_one(item, counter, sources)
-            if frames is not None:
-                pixels[filled] = frames.pixels
-                filled += 1
-            decoded.append(done)
+        for group in _groups(self._fetch_each(planned, counter)):
+            outcomes = iter(self._outcomes([each for each in group if isinstance(each, _Fetched)], counter))
+            for each in group:
+                if isinstance(each, DecodedMedia):
+                    decoded.append(each)
+                    continue
+                done, frames = _done(each, next(outcomes))
+                decoded.append(done)
+                if frames is not None:
+                    pixels[filled] = frames
+                    filled += 1
         batch["items"] = [each.to_row() for each in decoded]
         batch.update(fetches=counter.fetches, bytes_fetched=counter.bytes_fetched, decoded_at=time.time())
+        batch["sandbox"] = OFF if self.context.sandbox is None else self.context.sandbox.level
         return batch_table([batch], pixels[:filled])
 
-    def _decode_one(
-        self, item: PlannedMedia, counter: FetchCounter, sources: SharedSources
-    ) -> tuple[DecodedMedia, Frames | None]:
-        try:
-            if item.media.data is None and is_read_by_range(item.probe, self.context.config.decode.max_whole_bytes):
-                return self._decode_by_range(item, counter)
-            return self._decode_whole(item, counter, sources)
-        except ItemError as error:
-            failure = ItemFailure(stage=error.stage, code=error.code, message=error.message)
-            return DecodedMedia(planned=item, failure=failure), None
+    def _fetch_each(self, planned: list[PlannedMedia], counter: FetchCounter) -> Iterator[_Fetched | DecodedMedia]:
+        sources = SharedSources(self.context.config.source_policy())
+        for item in planned:
+            try:
+                yield self._fetch(item, counter, sources)
+            except ItemError as error:
+                yield DecodedMedia(planned=item, failure=_failure(error))
 
-    def _decode_whole(
-        self, item: PlannedMedia, counter: FetchCounter, sources: SharedSources
-    ) -> tuple[DecodedMedia, Frames | None]:
+    def _fetch(self, item: PlannedMedia, counter: FetchCounter, sources: SharedSources) -> _Fetched | DecodedMedia:
+        """Its bytes, or where its features are already; of what is read by range nothing yet."""
+        if item.media.data is None and is_read_by_range(item.probe, self.context.config.decode.max_whole_bytes):
+            return _Fetched(planned=item, data=None, fetch_ms=0.0)
         started = time.perf_counter()
         data = sources.read(item.media, counter)
         # What the probe read travels along; what is read again may have changed since, or not be what was claimed.
         known = item.content if item.media.data is not None else None
         content = known or media_content(item.media, sha256_content(data))
         check_content(item.media, item.content, content)
-        fetched = time.perf_counter()
-        fetch_ms = 1e3 * (fetched - started)
+        fetch_ms = 1e3 * (time.perf_counter() - started)
         joined = item if content == item.content else dataclasses.replace(item, content=content)
         shard = self._known_shard(joined) if item.content is None else None
         if shard is not None:
-            return DecodedMedia(planned=joined, shard=shard, fetch_ms=fetch_ms), None
-        frames = self._frames(item, io.BytesIO(data))
-        decode_ms = 1e3 * (time.perf_counter() - fetched)
-        return DecodedMedia(planned=joined, shown=frames.pts_seconds, fetch_ms=fetch_ms, decode_ms=decode_ms), frames
+            return DecodedMedia(planned=joined, shard=shard, fetch_ms=fetch_ms)
+        return _Fetched(planned=joined, data=data, fetch_ms=fetch_ms)
 
-    def _decode_by_range(self, item: PlannedMedia, counter: FetchCounter) -> tuple[DecodedMedia, Frames]:
+    def _outcomes(self, fetched: list[_Fetched], counter: FetchCounter) -> Iterable[Outcome]:
+        if len(fetched) == 1 and fetched[0].data is None:
+            return [self._decode_by_range(fetched[0].planned, counter)]
+        return self._decode_all([self._undecoded(each.planned, data=each.data or b"") for each in fetched])
+
+    def _decode_by_range(self, item: PlannedMedia, counter: FetchCounter) -> Outcome:
         """Fetching and decoding take turns: all of it counts as decoding."""
         started = time.perf_counter()
-        self._check_source(item)
-        with open_source(item.media, counter, self.context.config.source_policy()) as file:
-            frames = self._frames(item, file, by_range=True)
-        self._check_source(item)
-        decode_ms = 1e3 * (time.perf_counter() - started)
-        return DecodedMedia(planned=item, shown=frames.pts_seconds, decode_ms=decode_ms), frames
+        result: Frames | ItemError
+        try:
+            self._check_source(item)
+            with open_source(item.media, counter, self.context.config.source_policy()) as file:
+                [outcome] = self._decode_all([self._undecoded(item, file=file)])
+            self._check_source(item)
+            result = outcome.result
+        except ItemError as error:
+            result = error
+        return Outcome(result=result, seconds=time.perf_counter() - started)
 
     def _check_source(self, item: PlannedMedia) -> None:
         facts = stat_source(item.media, self.context.config.source_policy())
         found = media_source(item.media, facts.source_id, self.context.config.document.dpi)
         check_source(item.media, item.source_id, found)
 
-    def _frames(self, item: PlannedMedia, file: BinaryIO, *, by_range: bool = False) -> Frames:
-        """As the encoder gets them."""
+    def _decode_all(self, items: list[Undecoded]) -> Iterable[Outcome]:
+        sandbox = self.context.sandbox
+        return map(_decode_here, items) if sandbox is None else sandbox.decode(items)
+
+    def _undecoded(self, planned: PlannedMedia, *, data: bytes = b"", file: BinaryIO | None = None) -> Undecoded:
         identity = self.context.identity
-        frames = decode_media(
-            file,
-            item.probe,
-            item.requested,
-            item.geometry.resized_size,
-            identity.resample,
-            page=item.media.page,
+        return Undecoded(
+            data=data,
+            file=file,
+            probe=planned.probe,
+            plan=planned.requested,
+            size=planned.geometry.resized_size,
+            resample=identity.resample,
+            page=planned.media.page,
             dct_scaled=identity.dct_scaled,
-            by_range=by_range,
             at_keyframes=identity.at_keyframes,
             rules=identity.image,
         )
-        if item.geometry.cropped_size is None:
-            return frames
-        pixels = crop_frames(frames.pixels, item.geometry.cropped_size)
-        return Frames(pixels=pixels, pts_seconds=frames.pts_seconds)
 
     def _known_shard(self, item: PlannedMedia) -> str | None:
         """The shard that has the features of bytes that were not known by their source id."""
@@ -141,3 +155,67 @@ class DecodeBatches:
         # This process outlives its pass: a shard that it kept mapped would keep its disk space when it is deleted.
         self.context.store.close()
         return shard if records != [None] else None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Fetched:
+    """An item and its bytes, None where they are read by range."""
+
+    planned: PlannedMedia
+    data: bytes | None
+    fetch_ms: float
+
+
+def _groups(items: Iterable[_Fetched | DecodedMedia]) -> Iterator[list[_Fetched | DecodedMedia]]:
+    """Those that are decoded together: in order, and no more bytes at a time than a few images have; what is read by
+    range alone."""
+    group: list[_Fetched | DecodedMedia] = []
+    num_bytes = 0
+    for item in items:
+        size = 0
+        if isinstance(item, _Fetched):
+            size = _GROUP_BYTES if item.data is None else len(item.data)
+        if group and (len(group) == _GROUP_ITEMS or num_bytes + size > _GROUP_BYTES):
+            yield group
+            group, num_bytes = [], 0
+        group.append(item)
+        num_bytes += size
+    yield group
+
+
+def _decode_here(item: Undecoded) -> Outcome:
+    started = time.perf_counter()
+    planned = (item.probe, item.plan, item.size, item.resample)
+    result: Frames | ItemError
+    try:
+        result = decode_media(
+            io.BytesIO(item.data) if item.file is None else item.file,
+            *planned,
+            page=item.page,
+            dct_scaled=item.dct_scaled,
+            by_range=item.file is not None,
+            at_keyframes=item.at_keyframes,
+            rules=item.rules,
+        )
+    except ItemError as error:
+        result = error
+    return Outcome(result=result, seconds=time.perf_counter() - started)
+
+
+def _done(fetched: _Fetched, outcome: Outcome) -> tuple[DecodedMedia, npt.NDArray[np.uint8] | None]:
+    """What is said of the item, and its frames, cropped, if there are any."""
+    result, cropped_size = outcome.result, fetched.planned.geometry.cropped_size
+    if isinstance(result, ItemError):
+        return DecodedMedia(planned=fetched.planned, failure=_failure(result)), None
+    frames = result.pixels if cropped_size is None else crop_frames(result.pixels, cropped_size)
+    done = DecodedMedia(
+        planned=fetched.planned,
+        shown=result.pts_seconds,
+        fetch_ms=fetched.fetch_ms,
+        decode_ms=1e3 * outcome.seconds,
+    )
+    return done, frames
+
+
+def _failure(error: ItemError) -> ItemFailure:
+    return ItemFailure(stage=error.stage, code=error.code, message=error.message)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from pipeline.runs.summary import SANDBOX_COUNT
 from pipeline.schema import Frames, ItemFailure, Receipt
 from pipeline.stages.computing import compute_alone, in_halves
 from pipeline.stages.context import StageContext
@@ -61,6 +62,9 @@ class EncodeBatches:
             "vision_encode_ms": 1e3 * seconds.get("vision_encode", 0.0),
         }
         counts = _counts(items, splits["oom_splits"], fetches=batch["fetches"], bytes_fetched=batch["bytes_fetched"])
+        tried = sum(item.has_pixels or (item.failure is not None and item.failure.stage == "decode") for item in items)
+        if tried:
+            counts[SANDBOX_COUNT + batch["sandbox"]] = tried
         seconds["media_fetch"] = sum(item.fetch_ms for item in items) / 1e3
         seconds["media_decode"] = sum(item.decode_ms for item in items) / 1e3
         receipt = Receipt(

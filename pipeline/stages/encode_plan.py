@@ -311,7 +311,8 @@ class _WindowPlanner:
 
     def _probe_file(self, candidate: _Candidate, file: Any) -> Probe:
         assert candidate.facts is not None
-        probe = probe_media(
+        probers = self.context.probers
+        probe = (probe_media if probers is None else probers.probe)(
             file,
             num_bytes=candidate.facts.num_bytes,
             declared=candidate.media.modality,

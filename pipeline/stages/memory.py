@@ -7,14 +7,17 @@ of a node: 216 MB of a decoding worker, 150 of a planning one, 560 of one with t
 from __future__ import annotations
 
 from pipeline.config import Config
+from pipeline.media.sandbox import NUM_PROBERS
 from pipeline.planning.buckets import MAX_FRAME_BYTES
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_plan import max_carried_bytes
 
 _MB = 2**20
 _PLAN = 250 * _MB  # 238, 4,096 small images in the window
-_DECODE = 300 * _MB  # 182, batches of 1 MB
-_DECODE_BATCHES = 4  # the one being filled, the one on its way to the store and its place there, an item's own frames
+_PROBER = 100 * _MB  # 88
+_DECODE = 300 * _MB  # 123 and 88 of its sandbox, or 182 without; batches of 1 MB
+_DECODE_BATCHES = 4  # the one being filled, the one on its way to the store and its place there, frames of items
+_SANDBOX_BATCHES = 2  # frames of items in the sandbox, and what they are handed over in
 _ENCODE = 650 * _MB  # 575, batches of 1 MB
 _ENCODE_BATCHES = 17  # 1,651 MB with batches of 63 MB: float32 pixels and the processor's copies of them, activations
 _PROMPT = 600 * _MB  # 526
@@ -23,13 +26,15 @@ _NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 def plan_bytes(config: Config) -> int:
-    """Of a task that plans a window, with the small objects that it has read and hands on."""
-    return _PLAN + max_carried_bytes(config)
+    """Of a task that plans a window, with its sandboxes and the small objects that it has read and hands on."""
+    probers = NUM_PROBERS if config.decode.sandbox != "off" else 0
+    return _PLAN + probers * _PROBER + max_carried_bytes(config)
 
 
 def decode_bytes(context: StageContext) -> int:
-    """Of a task that decodes."""
-    return _DECODE + _DECODE_BATCHES * batch_bytes(context)
+    """Of a task that decodes, with its sandbox."""
+    batches = _DECODE_BATCHES + (_SANDBOX_BATCHES if context.config.decode.sandbox != "off" else 0)
+    return _DECODE + batches * batch_bytes(context)
 
 
 def encode_bytes(context: StageContext) -> int:

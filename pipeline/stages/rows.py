@@ -74,6 +74,7 @@ BATCH_SCHEMA = pa.schema(
         ("fetches", pa.int64()),
         ("bytes_fetched", pa.int64()),
         ("decoded_at", pa.float64()),  # seconds since the epoch
+        ("sandbox", pa.string()),  # what kept the decoder in; null when nothing was decoded
     ]
 )
 RECEIPT_SCHEMA = pa.schema([("receipt", pa.string())])

@@ -17,7 +17,7 @@ FIELDS = """run_id, config_digest, status, items_in, items_written, items_reused
     media_in, fetches, bytes_fetched, frames_decoded, images_decoded, encodes, features_reused, fallbacks,
     computed_tokens, padded_tokens, prompt_tokens, prompt_padded_tokens, generated_tokens, pages_decoded,
     texts_embedded, pairs_scored, texts_scored, text_tokens, text_padded_tokens, items_carried, seconds, quarantine,
-    forecast, environment, store_peak_bytes, points"""
+    forecast, environment, store_peak_bytes, points, sandbox"""
 
 
 def summary(items_in: int, **counts: int) -> dict[str, Any]:
@@ -49,6 +49,12 @@ def test_fields_are_exactly_those_promised() -> None:
     }
     assert (found["quarantine"], found["forecast"], found["environment"]) == ({"too_large": 1}, {}, {"python": "3"})
     assert (found["store_peak_bytes"], found["points"]) == (70_000, {"a__12345678": 9})
+    assert found["sandbox"] == {}
+
+
+def test_media_are_counted_by_what_kept_their_decoder_in() -> None:
+    found = summary(3, items_written=3, **{"sandbox:network_namespace+seccomp": 5, "sandbox:off": 1})
+    assert found["sandbox"] == {"network_namespace+seccomp": 5, "off": 1}
 
 
 @pytest.mark.parametrize("items_in", [5, 7])

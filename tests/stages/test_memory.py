@@ -61,7 +61,10 @@ def test_a_batch_is_bounded_by_its_limits_and_the_processor_s(
 ) -> None:
     of = context(*modalities, ruled=ruled, encode={"max_batch_tokens": tokens, "max_batch_items": items})
     assert memory.batch_bytes(of) == expected
-    assert memory.decode_bytes(of) == 300 * MB + 4 * expected
+    assert memory.decode_bytes(of) == 300 * MB + 6 * expected
+    changes = {"max_batch_tokens": tokens, "max_batch_items": items}
+    alone = context(*modalities, ruled=ruled, encode=changes, decode={"sandbox": "off"})
+    assert memory.decode_bytes(alone) == 300 * MB + 4 * expected
 
 
 def test_planned_batches_stay_below_what_is_declared(context: Callable[..., StageContext]) -> None:
@@ -91,4 +94,6 @@ def test_planning_declares_the_bytes_that_it_carries(
     make_config: Callable[..., Config], items: int, inline: int, carried: int
 ) -> None:
     config = make_config("", ray={"window_items": items}, decode={"max_inline_bytes": inline})
-    assert memory.plan_bytes(config) == 250 * MB + carried
+    assert memory.plan_bytes(config) == 450 * MB + carried
+    alone = make_config("", ray={"window_items": items}, decode={"max_inline_bytes": inline, "sandbox": "off"})
+    assert memory.plan_bytes(alone) == 250 * MB + carried
