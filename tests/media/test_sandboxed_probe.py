@@ -132,7 +132,7 @@ LIES = (
     "{'rate_fps': 1}",
     "{'num_frames': 2**62}",
     "{'num_frames': True}",
-    "{'modality': 'audio'}",
+    "{'modality': 'smell'}",
     "{'codec': '<b>'}",
     "{'container': 'x' * 101}",
     "{'more': 1}",
