@@ -74,8 +74,8 @@ class Decode(Section):
     decoder first.
 
     `sandbox: auto` probes and decodes in child processes, kept in as well as the machine allows; `on` refuses to do
-    with less than no network, `off` has the worker itself do it. In a child an item has `item_seconds`, and more for many
-    pixels.
+    with less than no network, `off` has the worker itself do it. In a child an item has `item_seconds`, and more for
+    many pixels.
     """
 
     resize: Literal["reference", "fast"] = "reference"
