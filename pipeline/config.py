@@ -84,6 +84,11 @@ class Decode(Section):
     max_inline_bytes: Positive = 256 * 1024
     io_threads: Positive = 8
 
+    @field_validator("sandbox", mode="before")
+    @classmethod
+    def _as_written(cls, value: Any) -> Any:
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value  # what YAML makes of the words
+
 
 class Document(Section):
     """Pages of PDFs: dots an inch of the picture of a page, which is then made to fit the model."""
