@@ -131,6 +131,11 @@ class Decode(Section):
     max_whole_bytes: Positive = 64 * 2**20
     io_threads: Positive = 8
 
+    @field_validator("sandbox", mode="before")
+    @classmethod
+    def _as_written(cls, value: Any) -> Any:
+        return {True: "on", False: "off"}[value] if isinstance(value, bool) else value  # what YAML makes of the words
+
     @model_validator(mode="after")
     def _what_is_inline_is_whole(self) -> Decode:
         if self.max_whole_bytes < self.max_inline_bytes:

@@ -160,6 +160,9 @@ def test_an_unknown_tier_or_limit_is_refused(budget: Any, said: str) -> None:
         ("encode.max_batch_items=8", "encode.max_batch_items", 8),
         ("sampling.fps=0.5", "sampling.fps", 0.5),
         ("store.reuse=false", "store.reuse", False),
+        ("decode.sandbox=on", "decode.sandbox", "on"),  # in YAML, on and off are no words
+        ("decode.sandbox=off", "decode.sandbox", "off"),
+        ("decode.sandbox=auto", "decode.sandbox", "auto"),
         ("generate.stop=[a, 'b c']", "generate.stop", ("a", "b c")),
         ("ray.num_cpus=null", "ray.num_cpus", None),
         ("budget=trusted_batch_job", "budget.tier", "trusted_batch_job"),
@@ -249,7 +252,7 @@ def digest(**changes: Any) -> str:
         {"sinks": {"lancedb": {"uri": "vectors", "collection": "c"}}},
         {"store": {"path": "s3://bucket/store", "reuse": False, "retention": "segment", "max_bytes": 10**9}},
         {"ray": {"address": "auto", "num_cpus": 4, "encode_workers": 2, "segment_windows": 3}},
-        {"decode": {"io_threads": 2}},
+        {"decode": {"io_threads": 2, "sandbox": "off", "item_seconds": 1.0}},
         {"sources": {"dns_seconds": 1, "connect_seconds": 1, "read_seconds": 1, "total_seconds": 1}},
         {"max_quarantined_fraction": 0.1},
         {"demo_media": {"images": 1}},

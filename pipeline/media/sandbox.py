@@ -63,7 +63,7 @@ _PROBE_ROOM_BYTES = 512 * 2**20
 # A header is read in pieces, some of them again; recordings that say no duration are read to their end.
 _MOST_READ = 4
 _LEAST_READ_BYTES = 4096
-_MOST, _MOST_SIDE = 2**62, 2**31 - 1
+_MOST = 2**62
 _NAME = re.compile("[A-Za-z0-9_,.-]{1,100}")
 _CODE = re.compile("[a-z_]{1,40}")
 _MESSAGE_LETTERS = 500
@@ -530,7 +530,7 @@ def _checked_probe(facts: dict[str, Any], request: dict[str, Any]) -> Probe:
     numbers = [value for value in facts.values() if not isinstance(value, str)]
     if not all(math.isfinite(number) and 0 <= number < _MOST for number in numbers):
         raise channel.BadMessage("numbers that cannot be")
-    if max(facts["width"], facts["height"]) > _MOST_SIDE or facts["num_bytes"] != request["num_bytes"]:
+    if min(facts["width"], facts["height"]) < 1 or facts["num_bytes"] != request["num_bytes"]:
         raise channel.BadMessage("a size that cannot be")
     names = facts["modality"], facts["container"], facts["codec"]
     if names[0] not in get_args(Modality) or not all(_NAME.fullmatch(name) for name in names):

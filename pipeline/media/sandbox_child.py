@@ -120,8 +120,6 @@ def _reply(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     except MemoryError:
         return {"out_of_memory": True}
     except ItemError as error:
-        if _ran_out_of_memory(error):
-            return {"out_of_memory": True}
         return {"failed": [error.stage, error.code, error.message]}
     except Exception as error:  # whatever bytes make a decoder raise is the item's fault, not the run's
         return {"out_of_memory": True} if _ran_out_of_memory(error) else {"raised": repr(error)}
