@@ -117,7 +117,7 @@ def sound_duration(container: InputContainer, stream: AudioStream) -> float:
     picture = first_picture(container)
     late = max(0.0, float(start - picture)) if picture is not None else 0.0
     if stream.duration:
-        return late + float(stream.duration * base)
+        return late + max(0.0, float(stream.duration * base))
     tag = _tagged_seconds(stream)
     # Of a file with pictures, the header's duration may be theirs.
     end = tag if tag or picture is not None else (container.duration or 0) / av.time_base
