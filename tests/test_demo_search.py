@@ -96,7 +96,8 @@ def test_two_hundred_documents(tmp_path: Path) -> None:
     # All topics have the same kinds of facts, in nearly the same words: MiniLM itself does not tell all of them apart.
     assert near >= 0.96 * len(sentences) > 2000
     for line, found in list(zip(sentences, pages, strict=True))[::400]:
-        assert [hit.item_id for hit in search(run, line["sentence"], limit=1)[1].hits] == found[:1]
+        [texts] = [answers for answers in search(run, line["sentence"], limit=1) if answers.of == "texts"]
+        assert [hit.item_id for hit in texts.hits] == found[:1]
     # A scanned page has no text layer, and is found by its picture: among those that show the same, none comes before.
     scans = {line["id"]: line["caption"] for line in truth if "caption" in line}
     found = 0
