@@ -162,6 +162,7 @@ class ResourceVector:
     duration_seconds: float
     feature_tokens: int
     num_samples: int = 0
+    decode_seconds: float = 0.0  # of a reference core, estimated
 
     @property
     def total_pixels(self) -> int:

@@ -38,6 +38,7 @@ PURE = (
     "pipeline/errors.py",
     "pipeline/schema.py",
     "pipeline/planning/geometry.py",
+    "pipeline/planning/balance.py",
     "pipeline/planning/buckets.py",
     "pipeline/planning/decode_cost.py",
     "pipeline/planning/windows.py",

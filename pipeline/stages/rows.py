@@ -61,6 +61,7 @@ _PLANNED = [
     ("probe", _PROBE),
     ("requested", pa.list_(pa.float64())),
     ("geometry", _GEOMETRY),
+    ("decode_seconds", pa.float64()),
 ]
 _DECODED = [
     ("shown", pa.list_(pa.float64())),
@@ -92,6 +93,7 @@ class PlannedMedia:
     """One media item that is to be decoded and encoded. `position` numbers the media of a window.
 
     `content` is None until the bytes have been hashed. `media.data` holds small objects that the probe read whole.
+    `decode_seconds` is the estimate of `pipeline.planning.decode_cost`; 0 in plans that were written without one.
     """
 
     position: int
@@ -104,6 +106,7 @@ class PlannedMedia:
     probe: Probe
     requested: SamplePlan
     geometry: Geometry
+    decode_seconds: float = 0.0
 
     @property
     def shaped(self) -> ShapedMedia:
@@ -138,6 +141,7 @@ class PlannedMedia:
             probe=Probe(**row["probe"]),
             requested=SamplePlan(pts_seconds=tuple(row["requested"])),
             geometry=Geometry(**geometry),
+            decode_seconds=row.get("decode_seconds", 0.0),
         )
 
 
