@@ -39,26 +39,26 @@ class DecodeWork:
     def terms(self) -> tuple[float, ...]:
         """What each of `Rates` is multiplied by, in its order."""
         pixels = self.megapixels
-        return 1.0, self.packets, self.frames * pixels, self.num_bytes / 1e3, self.shown * pixels
+        return 1.0, self.frames, self.frames * pixels, self.num_bytes / 1e3, self.shown * pixels
 
 
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """CPU milliseconds an item, a packet of its index, a megapixel decoded, a kilobyte decoded, a megapixel shown.
+    """CPU milliseconds an item, a frame decoded, a megapixel decoded, a kilobyte decoded, a megapixel shown.
 
-    Of images and pages every pixel is shown, and what decoding it takes is part of the last.
+    Of images and pages all that is decoded is shown, and that takes `item` and `shown_megapixel`.
     """
 
     item: float
-    packet: float
+    frame: float
     decoded_megapixel: float
     kilobyte: float
     shown_megapixel: float
 
     def milliseconds(self, work: DecodeWork) -> float:
         """Of one item."""
-        rates = (self.item, self.packet, self.decoded_megapixel, self.kilobyte, self.shown_megapixel)
-        return sum(rate * term for rate, term in zip(rates, work.terms(), strict=True))
+        rates = (self.item, self.frame, self.decoded_megapixel, self.kilobyte, self.shown_megapixel)
+        return PACKET_MS * work.packets + sum(rate * term for rate, term in zip(rates, work.terms(), strict=True))
 
 
 def decode_seconds(probe: Probe, plan: SamplePlan, *, at_keyframes: bool = False) -> float:
@@ -134,25 +134,29 @@ def _mean_bytes(probe: Probe) -> tuple[float, float]:
     return other * _ASSUMED_KEYFRAME_RATIO, other
 
 
-# Fitted to what `scripts/bench/decode_cost --fit` measured on two shared cores; going over a packet as 600 took 4 ms.
-PACKET_MS = 0.007
-# Of the frames that are neither keyframes nor shown, where pictures are reordered at all.
-SKIPPED = {"h264": 0.5, "hevc": 0.65, "av1": 0.36}
+# Fitted to what `scripts/bench/decode_cost --fit` measured on two shared cores of an Intel Xeon server, with a relative
+# error of 5 to 20 % a codec of videos and 5 to 35 % a format of images. Streams without CABAC (H.264 baseline) were
+# estimated too high, by up to 3 times.
+PACKET_MS = 0.007  # in memory 600 packets took 4 ms
+# Of the frames that are neither keyframes nor shown, where pictures are reordered at all: 0.47 to 0.52 for libx264, 0.2
+# to 0.76 for libx265. What AV1's decoder is not given saves little: it has few bytes.
+SKIPPED = {"h264": 0.5, "hevc": 0.6}
 VIDEO_RATES = {
-    "h264": Rates(3.0, PACKET_MS, 0.39, 0.09, 3.6),
-    "hevc": Rates(1.0, PACKET_MS, 1.2, 0.18, 2.5),
-    "vp9": Rates(5.0, PACKET_MS, 1.3, 0.12, 0.5),
-    "av1": Rates(1.0, PACKET_MS, 0.41, 0.14, 2.6),
-    "mpeg4": Rates(1.0, PACKET_MS, 0.4, 0.07, 1.9),
+    "h264": Rates(6.0, 0.0, 0.48, 0.090, 3.3),
+    "hevc": Rates(0.0, 0.0, 1.03, 0.319, 2.4),
+    "vp9": Rates(1.3, 0.12, 1.26, 0.114, 0.0),
+    "av1": Rates(0.0, 0.015, 0.39, 0.145, 2.5),
+    # Clips of one bit rate each: what a frame takes and what a kilobyte takes cannot be told apart.
+    "mpeg4": Rates(3.0, 0.0, 0.34, 0.0145, 2.2),
 }
 IMAGE_RATES = {
-    "jpeg": Rates(0.6, 0.0, 0.0, 0.0, 2.8),
-    "png": Rates(0.7, 0.0, 0.0, 0.0, 10.4),
-    "webp": Rates(0.8, 0.0, 0.0, 0.0, 5.7),
-    "gif": Rates(1.0, 0.0, 0.0, 0.0, 9.0),
-    "bmp": Rates(1.0, 0.0, 0.0, 0.0, 3.0),
-    "tiff": Rates(0.9, 0.0, 0.0, 0.0, 10.0),
-    "avif": Rates(0.7, 0.0, 0.0, 0.0, 10.0),
-    "pdf": Rates(1.9, 0.0, 0.0, 0.0, 1.0),
+    "jpeg": Rates(0.5, 0.0, 0.0, 0.0136, 1.5),
+    "png": Rates(0.14, 0.0, 0.0, 0.0072, 5.1),
+    "webp": Rates(0.63, 0.0, 0.0, 0.077, 2.3),
+    "gif": Rates(0.4, 0.0, 0.0, 0.0057, 4.6),
+    "bmp": Rates(0.43, 0.0, 0.0, 0.001, 0.0),
+    "tiff": Rates(0.49, 0.0, 0.0, 0.0058, 4.8),
+    "avif": Rates(0.0, 0.0, 0.0, 0.108, 8.0),
+    "pdf": Rates(0.0, 0.0, 0.0, 0.017, 1.1),
 }
-SOUND_SECONDS_PER_SAMPLE = 2.2e-8
+SOUND_SECONDS_PER_SAMPLE = 2.2e-8  # 1.9 to 2.5: WAV, FLAC, MP3, AAC
