@@ -2,6 +2,7 @@ import io
 import resource
 import tempfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -220,6 +221,8 @@ def test_a_bomb_costs_nothing_to_probe_and_is_refused_by_the_budget():
     )
     with pytest.raises(ItemError, match="over_budget_pixels"):
         admit(vector, TIERS["default"])
+    with pytest.raises(ItemError, match=r"over_budget_decode: 700 estimated seconds .* 600\.0 \(max_decode_seconds\)"):
+        admit(replace(vector, pixels_per_frame=1, decode_seconds=700), TIERS["default"])
 
 
 @pytest.mark.parametrize("fraction", [k / 40 for k in range(1, 40)])
