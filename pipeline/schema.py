@@ -122,9 +122,10 @@ class Probe:
     the sound, `sample_rate_hz` and `num_channels` are the source's. Those are 0 for all others.
 
     Of a video whose header has an index (MP4, MOV), all 0 elsewhere: `coded_frames` packets of `coded_bytes` in all,
-    `keyframes` of them with `keyframe_bytes`; `keyframe_spacing` packets from each keyframe to the next where these are
-    always as many, else 0; `group_frames` that number's mean, of the group that a packet is in. `reorder_depth`: how
-    many pictures a decoder holds back, because they are shown later than others that are decoded after them.
+    `keyframes` of them with `keyframe_bytes`. There, and where cues name the keyframes (Matroska): `keyframe_spacing`
+    packets from each to the next where these are always as many, else 0; `group_frames` that number's mean, of the
+    group that a packet is in. `reorder_depth`: how many pictures a decoder holds back, because they are shown later
+    than others that are decoded after them.
     """
 
     modality: Modality

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from pipeline.schema import Probe, SamplePlan
 
-# Where the index is not in the header (Matroska, transport streams): assumed, not measured. Encoders left alone put a
+# Where the header names no keyframes (transport streams): assumed, not measured. Encoders left alone put a
 # keyframe every 128 (libvpx) to 250 frames (libx264, libx265), and streaming services one every 2 to 10 seconds.
 _ASSUMED_GROUP_FRAMES = 128.0
-_ASSUMED_KEYFRAME_RATIO = 8.0  # bytes of a keyframe beside those of another
+_ASSUMED_KEYFRAME_RATIO = 8.0  # bytes of a keyframe beside those of another, also of what only has cues
 _WITHOUT_PTS = frozenset({"avi", "mpeg"})  # decoded in sequence, for no packet's time is known
 
 
@@ -129,7 +129,7 @@ def _mean_bytes(probe: Probe) -> tuple[float, float]:
         rest = probe.coded_frames - probe.keyframes
         return probe.keyframe_bytes / probe.keyframes, (probe.coded_bytes - probe.keyframe_bytes) / max(1, rest)
     frames = max(1, probe.num_frames)
-    keyframes = frames / _ASSUMED_GROUP_FRAMES
+    keyframes = frames / (probe.group_frames or _ASSUMED_GROUP_FRAMES)
     other = probe.num_bytes / (frames + keyframes * (_ASSUMED_KEYFRAME_RATIO - 1))
     return other * _ASSUMED_KEYFRAME_RATIO, other
 

@@ -8,7 +8,18 @@ from pathlib import Path
 import av
 import pytest
 from av.video.frame import PictureType
-from media_files import HEIGHT, WIDTH, Recipe, full_decode, make_audio, make_image, make_video, picture, riff_wave
+from media_files import (
+    HEIGHT,
+    WIDTH,
+    Recipe,
+    full_decode,
+    long_video,
+    make_audio,
+    make_image,
+    make_video,
+    picture,
+    riff_wave,
+)
 
 from pipeline.errors import ItemError
 from pipeline.media.budget import TIERS, admit, resolve_budget
@@ -279,3 +290,30 @@ def test_groups_of_unequal_lengths_have_no_spacing() -> None:
         facts = probe(Path(file.name).read_bytes())
     assert (facts.keyframes, facts.keyframe_spacing) == (3, 0)
     assert facts.group_frames == pytest.approx((10**2 + 20**2 + 10**2) / 40)
+
+
+@pytest.mark.parametrize("options", [{}, {"cues_to_front": "1"}])
+def test_cues_say_where_keyframes_lie(options: dict[str, str]) -> None:
+    recipe = Recipe(
+        container="matroska", options={"g": "25", "bf": "0", "sc_threshold": "0"}, container_options=options
+    )
+    facts = probe(make_video(recipe))
+    assert (facts.keyframe_spacing, facts.coded_frames) == (25, 0)
+    assert facts.group_frames == pytest.approx((3 * 25**2 + 15**2) / 90)
+
+
+def test_without_cues_nothing_is_said_of_keyframes_and_little_is_read() -> None:
+    class Counted(io.BytesIO):
+        num_read = 0
+
+        def read(self, size: int = -1) -> bytes:
+            data = super().read(size)
+            self.num_read += len(data)
+            return data
+
+    data = long_video(num_groups=40, container="matroska", movflags="")
+    cues = data.rindex(b"\x1c\x53\xbb\x6b")
+    file = Counted(data[:cues])
+    facts = probe_media(file, num_bytes=cues, declared=None, name="item")
+    assert (facts.keyframe_spacing, facts.group_frames) == (0, 0.0)
+    assert file.num_read < cues / 10
