@@ -118,8 +118,8 @@ class Decode(Section):
     with less than no network, `off` has the worker itself do it. In a child an item has `item_seconds`, and more for
     many pixels.
 
-    Of videos in MP4 and MOV above `max_whole_bytes` the index is read, and what the planned frames need. They are
-    identified by their source id, for nobody sees all of their bytes.
+    Of videos in MP4, MOV and Matroska above `max_whole_bytes` the index or cues are read, and what the planned frames
+    need. They are identified by their source id, for nobody sees all of their bytes.
     """
 
     resize: Literal["reference", "fast"] = "reference"

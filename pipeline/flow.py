@@ -85,7 +85,7 @@ def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Re
         ),
     )
     rows = engine.windows_dataset(windows)
-    planned = engine.map_windows(rows, PlanEncodeWindow(context), workers)
+    planned = engine.map_windows(rows, PlanEncodeWindow(context, workers.batches_per_block), workers)
     decoded = engine.map_blocks(planned, DecodeBatches(context), workers)
     encoded = engine.map_actors(decoded, "pipeline.stages.encode:EncodeBatches", {"context": context}, workers)
     return engine.receipts(encoded)

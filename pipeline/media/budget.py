@@ -20,11 +20,13 @@ class Budget:
     max_duration_seconds: float
     max_samples: int
     max_feature_tokens: int
+    max_decode_seconds: float
     max_media_per_request: int
 
 
 # Chosen so that one worker's peak stays bounded, not measured against a corpus: 64 MP is the largest phone
-# sensor binned once; 256 frames of 4K is 2.1 GP; four hours at 48 kHz in stereo are 1.4 G samples.
+# sensor binned once; 256 frames of 4K is 2.1 GP; four hours at 48 kHz in stereo are 1.4 G samples. 256 frames of four
+# hours of 4K with a keyframe every 250 are estimated at 5 minutes of decoding, and estimates may be twice the truth.
 TIERS: dict[str, Budget] = {
     "default": Budget(
         max_bytes=512 * 2**20,
@@ -34,6 +36,7 @@ TIERS: dict[str, Budget] = {
         max_duration_seconds=4 * 3600.0,
         max_samples=1_500 * 10**6,
         max_feature_tokens=32_768,
+        max_decode_seconds=600.0,
         max_media_per_request=16,
     ),
     "trusted_batch_job": Budget(
@@ -44,6 +47,7 @@ TIERS: dict[str, Budget] = {
         max_duration_seconds=24 * 3600.0,
         max_samples=20_000 * 10**6,
         max_feature_tokens=262_144,
+        max_decode_seconds=7_200.0,
         max_media_per_request=256,
     ),
 }
@@ -56,6 +60,7 @@ _ITEM_LIMITS = (
     ("duration", "duration_seconds", "max_duration_seconds", "seconds"),
     ("samples", "num_samples", "max_samples", "samples of sound in all channels"),
     ("feature_tokens", "feature_tokens", "max_feature_tokens", "feature tokens"),
+    ("decode", "decode_seconds", "max_decode_seconds", "estimated seconds of decoding"),
 )
 
 

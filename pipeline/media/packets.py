@@ -8,6 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 INDEXED_FORMAT = "mov"  # whose header says of each packet when it is shown and where it lies
+CUED_FORMAT = "matroska"  # whose cues say when keyframes are shown and where they lie
+# By range; not MPEG-TS, of which nothing but reading all of it shows that its clock does not step or start anew.
+RANGED_FORMATS = frozenset({INDEXED_FORMAT, CUED_FORMAT})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +61,13 @@ class PacketIndex:
         shown = ((packet.pts, i) for i, packet in enumerate(packets) if packet.pts is not None)
         set_field(self, "_shown", sorted((pts, i) for pts, i in shown if not packets[i].is_discarded))
         set_field(self, "_keyframes", [i for i, packet in enumerate(packets) if packet.is_keyframe])
+
+    @classmethod
+    def merged(cls, indexes: Sequence[PacketIndex]) -> PacketIndex:
+        """Of stretches of one stream, in order; what several have is in it once."""
+        if len(indexes) == 1:
+            return indexes[0]
+        return cls(list({packet.pts: packet for index in indexes for packet in index.packets}.values()))
 
     def first_shown_pts(self) -> int | None:
         """Of the frame that is shown first, or None where only a decoder can tell.

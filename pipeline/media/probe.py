@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 from collections.abc import Sequence
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import av
 from av.audio.stream import AudioStream
@@ -114,7 +116,47 @@ def _video_facts(container: InputContainer, stream: VideoStream, signature: Sign
         duration_seconds=duration,
         rate_fps=rate,
         num_frames=num_frames or max(1, round(duration * rate)),
+        reorder_depth=max(0, context.reorder_depth),
+        **_packet_facts(container, stream, duration, rate),
     )
+
+
+def _packet_facts(container: InputContainer, stream: VideoStream, duration: float, rate: float) -> dict[str, Any]:
+    """What the header's table of packets says (0.3 µs a packet), or Matroska's cues, which name keyframes only."""
+    entries = list(stream.index_entries)
+    if entries and not any(entry.size for entry in entries):
+        return _cue_facts(container, stream, duration, rate)
+    keyframes = [number for number, entry in enumerate(entries) if entry.is_keyframe]
+    if not keyframes:
+        return {}
+    return {
+        "coded_frames": len(entries),
+        "coded_bytes": sum(entry.size for entry in entries),
+        "keyframes": len(keyframes),
+        "keyframe_bytes": sum(entries[number].size for number in keyframes),
+        **_groups([*keyframes, len(entries)]),
+    }
+
+
+def _cue_facts(container: InputContainer, stream: VideoStream, duration: float, rate: float) -> dict[str, Any]:
+    # libav reads the cues when it is first to seek; without any it looks for one more keyframe.
+    with contextlib.suppress(av.FFmpegError):
+        container.seek(stream.start_time or 0, stream=stream)
+    if not rate or stream.time_base is None:
+        return {}
+    ticks = sorted({entry.timestamp for entry in stream.index_entries if entry.is_keyframe})
+    numbers = [round(float((tick - ticks[0]) * stream.time_base) * rate) for tick in ticks]
+    num_frames = round(duration * rate)
+    if not numbers or numbers[-1] < num_frames / 2 or numbers[-1] >= num_frames:  # few of them, or none
+        return {}
+    return _groups([*numbers, num_frames])
+
+
+def _groups(borders: Sequence[int]) -> dict[str, Any]:
+    """Of groups of pictures that begin at frames `borders`, the last of which is the end."""
+    groups = [stop - start for start, stop in itertools.pairwise(borders)]
+    spacing = groups[0] if set(groups[:-1]) <= {groups[0]} and groups[-1] <= groups[0] else 0
+    return {"keyframe_spacing": spacing, "group_frames": sum(group**2 for group in groups) / sum(groups)}
 
 
 def _measure(container: InputContainer, stream: VideoStream, rate: float) -> tuple[float, int]:

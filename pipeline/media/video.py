@@ -18,8 +18,8 @@ from av.video.reformatter import VideoReformatter
 
 from pipeline.errors import ItemError
 from pipeline.media.av1 import Av1Sequence, is_unreferenced, read_sequence
-from pipeline.media.clip import Clip, VideoPacket, open_clip
-from pipeline.media.packets import Run
+from pipeline.media.clip import Clip, Stretch, VideoPacket, open_clip
+from pipeline.media.packets import PacketIndex, Run
 from pipeline.media.resize import Resample, resize_frames
 from pipeline.media.streams import Orientation
 from pipeline.schema import Frames, SamplePlan
@@ -43,9 +43,9 @@ def decode_video(
 
     The frame shown at t is the last whose time since the first shown frame is <= t + 1 µs; times come from the
     container, never from a frame's number. Memory: the result, a few frames at the original size, and the compressed
-    stream, or with `by_range` (of an MP4 or MOV) 4 MB of it and 200 bytes a packet: then nothing of `file` is read but
-    its index and what the frames need, in order. With `at_keyframes` the keyframes before the planned times are shown
-    instead, where the container's times can be relied on.
+    stream, or with `by_range` (of MP4, MOV and Matroska: see `open_clip`) a part of it: then nothing of `file` is read
+    but its index or cues, and what the frames need, in order. With `at_keyframes` the keyframes before the planned
+    times are shown instead, where the container's times can be relied on.
 
     Raises `ItemError` (stage `decode`): `corrupt` when no frame comes out, `truncated` when the stream ends more than
     max(2 frames, 5 % of its duration) before the last planned time, `unknown_format`, `no_video_stream`.
@@ -69,8 +69,11 @@ class _Wish:
     def ticks(self, clip: Clip, first_pts: int) -> list[int]:
         """The planned times as pts, ascending."""
         times = (math.floor((t + _TOLERANCE_SECONDS) / clip.seconds_per_tick) for t in self.plan.pts_seconds)
-        wanted = [first_pts + ticks for ticks in times]
-        return clip.index.at_keyframes(wanted) if self.at_keyframes and clip.has_pts else wanted
+        return [first_pts + ticks for ticks in times]
+
+    def shown(self, clip: Clip, index: PacketIndex, wanted: Sequence[int]) -> Sequence[int]:
+        """Those of which the frames are shown in place of the ones at `wanted`."""
+        return index.at_keyframes(wanted) if self.at_keyframes and clip.has_pts else wanted
 
     def canvas(self, clip: Clip, frame: VideoFrame) -> _Canvas:
         """An empty one, of the size of `frame` where none is wished."""
@@ -117,25 +120,26 @@ class _Canvas:
 
 
 def _decode_clip(clip: Clip, wish: _Wish) -> Frames:
-    first_pts, canvas = _decode_by_keyframe(clip, wish) or _decode_in_sequence(clip, wish)
-    _check_reached(clip, wish.plan, wish.ticks(clip, first_pts), canvas.shown_pts)
+    first_pts, canvas, index = _decode_by_keyframe(clip, wish) or _decode_in_sequence(clip.in_sequence(), wish)
+    _check_reached(clip, index, wish.plan, wish.shown(clip, index, wish.ticks(clip, first_pts)), canvas.shown_pts)
     times = tuple((pts - first_pts) * clip.seconds_per_tick for pts in canvas.shown_pts)
     return Frames(pixels=canvas.pixels, pts_seconds=times)
 
 
-def _decode_in_sequence(clip: Clip, wish: _Wish) -> tuple[int, _Canvas]:
-    """Every frame up to the last that is wanted; the pts of the first, and what is shown."""
+def _decode_in_sequence(clip: Clip, wish: _Wish) -> tuple[int, _Canvas, PacketIndex]:
+    """Every frame up to the last that is wanted; the pts of the first, what is shown, and all packets."""
     frames = _frames_in_sequence(clip)
     first = next(frames, None)
     if first is None:
         raise ItemError("decode", "corrupt", f"none of {len(clip.index.packets)} packets decodes to a frame")
     canvas = wish.canvas(clip, first[1])
-    for answer in _answers(itertools.chain([first], frames), wish.ticks(clip, first[0])):
+    wanted = wish.shown(clip, clip.index, wish.ticks(clip, first[0]))
+    for answer in _answers(itertools.chain([first], frames), wanted):
         canvas.put(answer.pts, answer.frame, range(answer.start, answer.stop))
-    return first[0], canvas
+    return first[0], canvas, clip.index
 
 
-def _decode_by_keyframe(clip: Clip, wish: _Wish) -> tuple[int, _Canvas] | None:
+def _decode_by_keyframe(clip: Clip, wish: _Wish) -> tuple[int, _Canvas, PacketIndex] | None:
     """Only what is between each target's keyframe and the target. None when that cannot be shown to be exact.
 
     It is exact when every target is answered by the very packet that the container's times name, and the first frame is
@@ -143,40 +147,46 @@ def _decode_by_keyframe(clip: Clip, wish: _Wish) -> tuple[int, _Canvas] | None:
     leaves it to decoding in sequence.
     """
     first_pts = clip.index.first_shown_pts() if clip.has_pts else None
-    runs = None if first_pts is None else clip.index.runs([first_pts, *wish.ticks(clip, first_pts)])
-    if first_pts is None or runs is None:
+    if first_pts is None:
         return None
     canvas: _Canvas | None = None
-    for run in runs:
-        missing = dict(run.positions)
-        for frame in _decode_run(clip, run):
-            if frame.pts is None or frame.pts not in missing:
-                continue
-            places = missing.pop(frame.pts)
-            if frame.is_corrupt:
-                return None
-            canvas = canvas or wish.canvas(clip, frame)
-            # The first of them is the first frame's, which is looked at whether it is wanted or not.
-            canvas.put(frame.pts, frame, [place - 1 for place in places if place])
-        if missing:
+    indexes: list[PacketIndex] = []
+    for stretch in clip.stretches([first_pts, *wish.ticks(clip, first_pts)]):
+        if stretch is None:
             return None
+        runs = stretch.index.runs(wish.shown(clip, stretch.index, stretch.wanted))
+        if runs is None:
+            return None
+        indexes.append(stretch.index)
+        for run in runs:
+            missing = dict(run.positions)
+            for frame in _decode_run(clip.context, stretch, run):
+                if frame.pts is None or frame.pts not in missing:
+                    continue
+                places = [stretch.first + place for place in missing.pop(frame.pts)]
+                if frame.is_corrupt:
+                    return None
+                canvas = canvas or wish.canvas(clip, frame)
+                # The first of them is the first frame's, which is looked at whether it is wanted or not.
+                canvas.put(frame.pts, frame, [place - 1 for place in places if place])
+            if missing:
+                return None
     assert canvas is not None
-    return first_pts, canvas
+    return first_pts, canvas, PacketIndex.merged(indexes)
 
 
-def _decode_run(clip: Clip, run: Run) -> Iterator[VideoFrame]:
+def _decode_run(context: VideoCodecContext, stretch: Stretch, run: Run) -> Iterator[VideoFrame]:
     """Frames of the targets and of what they refer to, in the order of display.
 
     Pictures to which no other refers are not decoded, for codecs whose decoders can tell and leave them out exactly;
     AV1's decoder is not given them. VP9 has none: in what libvpx makes, looked at in four modes, each picture refreshes
     a reference.
     """
-    context = clip.context
     context.flush_buffers()
     codec = context.codec.canonical_name
     sequence: Av1Sequence | None = None
     try:
-        for number, packet in enumerate(clip.packets(run.start, run.end + 1), run.start):
+        for number, packet in enumerate(stretch.packets(run.start, run.end + 1), run.start):
             is_target = number in run.targets
             if codec in _SKIPS_NONREF:
                 context.skip_frame = "DEFAULT" if is_target else "NONREF"
@@ -237,13 +247,15 @@ def _fed(context: VideoCodecContext, packet: VideoPacket | None) -> list[VideoFr
         return []  # one damaged packet costs its own frames only; _check_reached says whether enough is left
 
 
-def _check_reached(clip: Clip, plan: SamplePlan, wanted: list[int], shown: list[int]) -> None:
+def _check_reached(
+    clip: Clip, index: PacketIndex, plan: SamplePlan, wanted: Sequence[int], shown: Sequence[int]
+) -> None:
     """Raise when a frame would have to stay on screen for long after its time, because those behind it are missing."""
-    times = clip.index.times
+    times = index.times
     allowed = max(2 * clip.frame_seconds, 0.05 * clip.duration_seconds)
     for seconds, target, pts in zip(plan.pts_seconds, wanted, shown, strict=True):
         after = bisect_right(times, pts)
-        ends = times[after] if after < len(times) else pts + _last_frame_ticks(clip, pts)
+        ends = times[after] if after < len(times) else pts + _last_frame_ticks(clip, index, pts)
         missing = (target - ends) * clip.seconds_per_tick
         if missing > allowed:
             raise ItemError(
@@ -253,6 +265,6 @@ def _check_reached(clip: Clip, plan: SamplePlan, wanted: list[int], shown: list[
             )
 
 
-def _last_frame_ticks(clip: Clip, pts: int) -> float:
-    stated = max((packet.duration for packet in clip.index.packets if packet.pts == pts), default=0)
+def _last_frame_ticks(clip: Clip, index: PacketIndex, pts: int) -> float:
+    stated = max((packet.duration for packet in index.packets if packet.pts == pts), default=0)
     return max(stated, clip.frame_seconds / clip.seconds_per_tick)

@@ -25,7 +25,9 @@ from pipeline.media.probe import probe_media
 from pipeline.media.sampling import sample_plan
 from pipeline.media.shared_source import SharedSources
 from pipeline.media.source import FetchCounter, open_source, stat_source
+from pipeline.planning.balance import balanced_order
 from pipeline.planning.buckets import BatchBudget, plan_window
+from pipeline.planning.decode_cost import decode_seconds
 from pipeline.planning.windows import Window
 from pipeline.runs.base import Place
 from pipeline.runs.manifest import read_range
@@ -146,6 +148,7 @@ class PlanEncodeWindow:
     """Stage: window rows (`index, start, stop`) → batches still to be done, and receipts of what is known already."""
 
     context: StageContext
+    rows_per_block: int = 1  # that the rows are cut into, in order
 
     def __call__(self, windows: pa.Table) -> Iterator[pa.Table]:
         """Tables (`BATCH_SCHEMA`) of one row: its receipt and then a batch each, a window after another."""
@@ -156,13 +159,22 @@ class PlanEncodeWindow:
                 yield batch_table([batch])
 
     def _rows(self, plan: WindowPlan) -> Iterator[dict[str, Any]]:
+        """What is known already first; the rest in an order in which blocks of them take about as long to decode."""
         done = encode_batch_receipts(self.context.folder, plan.window.index)
-        yield receipt_row(plan.receipt, receipt_to_json(plan.receipt))
-        by_position = {media.position: media for media in plan.media}
+        to_do = {}
+        known = [receipt_row(plan.receipt, receipt_to_json(plan.receipt))]
         for number, (digest, positions) in enumerate(plan.batches):
             if (number, digest) in done:
-                yield receipt_row(*done[number, digest])
-                continue
+                known.append(receipt_row(*done[number, digest]))
+            else:
+                to_do[number] = (digest, positions)
+        yield from known
+        by_position = {media.position: media for media in plan.media}
+        costs = [sum(by_position[p].decode_seconds for p in positions) for _, positions in to_do.values()]
+        numbers = list(to_do)
+        for place in balanced_order(costs, per_block=self.rows_per_block, ahead=len(known)):
+            number = numbers[place]
+            digest, positions = to_do[number]
             items = [by_position[position].to_row() for position in positions]
             yield {"window": plan.window.index, "batch": number, "digest": digest, "items": items}
 
@@ -347,6 +359,7 @@ class _WindowPlanner:
             raise ItemError("admit", "modality_not_supported", message)
         requested = part_plan(candidate.media, self._sample(probe))
         geometry = self.context.geometry(probe, requested)
+        seconds = decode_seconds(probe, requested, at_keyframes=self.context.identity.at_keyframes)
         admit(
             ResourceVector(
                 num_bytes=facts.num_bytes,
@@ -355,6 +368,7 @@ class _WindowPlanner:
                 duration_seconds=probe.duration_seconds,
                 feature_tokens=geometry.feature_length,
                 num_samples=probe.num_samples,
+                decode_seconds=seconds,
             ),
             self.limits,
         )
@@ -369,6 +383,7 @@ class _WindowPlanner:
             probe=probe,
             requested=requested,
             geometry=geometry,
+            decode_seconds=seconds,
         )
 
     def _sample(self, probe: Probe) -> SamplePlan:

@@ -10,7 +10,7 @@ from typing import Literal
 from pipeline.errors import ItemError
 from pipeline.features.identity import FeatureKeyTerms, canonical_json
 from pipeline.media.backend import DECODE_BACKEND, HEIF_BACKEND, IMAGE_BACKEND, PAGE_BACKEND, SOUND_BACKEND
-from pipeline.media.packets import INDEXED_FORMAT
+from pipeline.media.packets import RANGED_FORMATS
 from pipeline.media.resize import Resample, resize_backend
 from pipeline.planning.geometry import SizeRule
 from pipeline.schema import (
@@ -117,8 +117,8 @@ def source_content(source_id: str) -> str:
 
 
 def is_read_by_range(probe: Probe, max_whole_bytes: int) -> bool:
-    """Whether of a video only the index is read, and what its planned frames need."""
-    return probe.modality == "video" and probe.container == INDEXED_FORMAT and probe.num_bytes > max_whole_bytes
+    """Whether of a video only the index or cues are read, and what its planned frames need."""
+    return probe.modality == "video" and probe.container in RANGED_FORMATS and probe.num_bytes > max_whole_bytes
 
 
 def media_content(media: MediaItem, file_content: str) -> str:

@@ -29,6 +29,13 @@ _PROBE = pa.struct(
         ("num_frames", pa.int64()),
         ("sample_rate_hz", pa.int32()),
         ("num_channels", pa.int32()),
+        ("coded_frames", pa.int64()),
+        ("coded_bytes", pa.int64()),
+        ("keyframes", pa.int64()),
+        ("keyframe_bytes", pa.int64()),
+        ("keyframe_spacing", pa.int64()),
+        ("group_frames", pa.float64()),
+        ("reorder_depth", pa.int32()),
     ]
 )
 _GEOMETRY = pa.struct(
@@ -54,6 +61,7 @@ _PLANNED = [
     ("probe", _PROBE),
     ("requested", pa.list_(pa.float64())),
     ("geometry", _GEOMETRY),
+    ("decode_seconds", pa.float64()),
 ]
 _DECODED = [
     ("shown", pa.list_(pa.float64())),
@@ -85,6 +93,7 @@ class PlannedMedia:
     """One media item that is to be decoded and encoded. `position` numbers the media of a window.
 
     `content` is None until the bytes have been hashed. `media.data` holds small objects that the probe read whole.
+    `decode_seconds` is the estimate of `pipeline.planning.decode_cost`; 0 in plans that were written without one.
     """
 
     position: int
@@ -97,6 +106,7 @@ class PlannedMedia:
     probe: Probe
     requested: SamplePlan
     geometry: Geometry
+    decode_seconds: float = 0.0
 
     @property
     def shaped(self) -> ShapedMedia:
@@ -131,6 +141,7 @@ class PlannedMedia:
             probe=Probe(**row["probe"]),
             requested=SamplePlan(pts_seconds=tuple(row["requested"])),
             geometry=Geometry(**geometry),
+            decode_seconds=row.get("decode_seconds", 0.0),
         )
 
 

@@ -65,22 +65,29 @@ def make_video(recipe: Recipe) -> bytes:
         return Path(file.name).read_bytes()
 
 
-def long_video(*, num_groups: int, movflags: str = "faststart") -> bytes:
+GROUP = Recipe(num_frames=30, size=(360, 640), options={"g": "30", "bf": "0", "crf": "10", "sc_threshold": "0"})
+
+
+def long_video(*, num_groups: int, container: str = "mp4", movflags: str = "faststart") -> bytes:
     """One closed group of 30 frames, 1 s, muxed again and again."""
-    options = {"g": "30", "bf": "0", "crf": "10", "sc_threshold": "0"}
-    group = make_video(Recipe(num_frames=30, size=(360, 640), options=options))
-    with tempfile.NamedTemporaryFile() as file, av.open(io.BytesIO(group)) as source:
-        stream = source.streams.video[0]
-        packets = [packet for packet in source.demux(stream) if packet.size]
-        with av.open(file.name, "w", format="mp4", options={"movflags": movflags} if movflags else {}) as container:
-            output = container.add_stream_from_template(stream)
-            for number in range(num_groups):
-                for packet in packets:
-                    copy = av.Packet(bytes(packet))
-                    copy.stream, copy.time_base, copy.is_keyframe = output, stream.time_base, packet.is_keyframe
-                    copy.pts, copy.dts = (t + number * round(1 / stream.time_base) for t in (packet.pts, packet.dts))
-                    container.mux(copy)
+    with tempfile.NamedTemporaryFile() as file:
+        write_long_video(file.name, make_video(GROUP), num_groups=num_groups, container=container, movflags=movflags)
         return Path(file.name).read_bytes()
+
+
+def write_long_video(path: str, group: bytes, *, num_groups: int, container: str, movflags: str = "") -> None:
+    """The file `path`: the packets of `group`, a video of 1 s, again and again."""
+    options = {"movflags": movflags} if movflags and container == "mp4" else {}
+    with av.open(io.BytesIO(group)) as source, av.open(path, "w", format=container, options=options) as output:
+        stream = source.streams.video[0]
+        packets = [(bytes(packet), packet) for packet in source.demux(stream) if packet.size]
+        written = output.add_stream_from_template(stream)
+        for number in range(num_groups):
+            for data, packet in packets:
+                copy = av.Packet(data)
+                copy.stream, copy.time_base, copy.is_keyframe = written, stream.time_base, packet.is_keyframe
+                copy.pts, copy.dts = (t + number * round(1 / stream.time_base) for t in (packet.pts, packet.dts))
+                output.mux(copy)
 
 
 def make_audio(container: str, library: str) -> bytes:

@@ -1,9 +1,25 @@
 import io
 import resource
+import tempfile
 import zlib
+from dataclasses import replace
+from pathlib import Path
 
+import av
 import pytest
-from media_files import HEIGHT, WIDTH, Recipe, full_decode, make_audio, make_image, make_video, riff_wave
+from av.video.frame import PictureType
+from media_files import (
+    HEIGHT,
+    WIDTH,
+    Recipe,
+    full_decode,
+    long_video,
+    make_audio,
+    make_image,
+    make_video,
+    picture,
+    riff_wave,
+)
 
 from pipeline.errors import ItemError
 from pipeline.media.budget import TIERS, admit, resolve_budget
@@ -216,6 +232,8 @@ def test_a_bomb_costs_nothing_to_probe_and_is_refused_by_the_budget():
     )
     with pytest.raises(ItemError, match="over_budget_pixels"):
         admit(vector, TIERS["default"])
+    with pytest.raises(ItemError, match=r"over_budget_decode: 700 estimated seconds .* 600\.0 \(max_decode_seconds\)"):
+        admit(replace(vector, pixels_per_frame=1, decode_seconds=700), TIERS["default"])
 
 
 @pytest.mark.parametrize("fraction", [k / 40 for k in range(1, 40)])
@@ -242,3 +260,60 @@ def whole_files():
 def test_the_full_decode_agrees_with_the_probe_on_the_length():
     data = make_video(Recipe(container="mpegts", start=150))
     assert len(full_decode(data)) == probe(data).num_frames
+
+
+def test_of_a_file_with_an_index_its_groups_and_bytes_are_known() -> None:
+    data = make_video(Recipe(options={"g": "25", "bf": "0", "sc_threshold": "0"}))
+    with av.open(io.BytesIO(data)) as container:
+        packets = [(packet.size, packet.is_keyframe) for packet in container.demux(video=0) if packet.size]
+    facts = probe(data)
+    assert (facts.coded_frames, facts.coded_bytes) == (len(packets), sum(size for size, _ in packets))
+    keyframes = [size for size, is_keyframe in packets if is_keyframe]
+    assert (facts.keyframes, facts.keyframe_bytes) == (len(keyframes), sum(keyframes)) == (4, sum(keyframes))
+    assert facts.keyframe_spacing == 25  # 25 + 25 + 25 + 15
+    assert facts.group_frames == pytest.approx((3 * 25**2 + 15**2) / 90)
+    assert facts.reorder_depth == 0
+    assert probe(make_video(Recipe(options={"bf": "2"}))).reorder_depth > 0
+
+
+def test_groups_of_unequal_lengths_have_no_spacing() -> None:
+    with tempfile.NamedTemporaryFile() as file, av.open(file.name, "w", format="mp4") as container:
+        stream = container.add_stream(
+            "libx264", rate=30, width=WIDTH, height=HEIGHT, options={"bf": "0", "threads": "1"}
+        )
+        for number in range(40):
+            frame = av.VideoFrame.from_ndarray(picture(number), format="rgb24")
+            frame.pict_type = PictureType.I if number in (10, 30) else PictureType.NONE
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+        container.close()
+        facts = probe(Path(file.name).read_bytes())
+    assert (facts.keyframes, facts.keyframe_spacing) == (3, 0)
+    assert facts.group_frames == pytest.approx((10**2 + 20**2 + 10**2) / 40)
+
+
+@pytest.mark.parametrize("options", [{}, {"cues_to_front": "1"}])
+def test_cues_say_where_keyframes_lie(options: dict[str, str]) -> None:
+    recipe = Recipe(
+        container="matroska", options={"g": "25", "bf": "0", "sc_threshold": "0"}, container_options=options
+    )
+    facts = probe(make_video(recipe))
+    assert (facts.keyframe_spacing, facts.coded_frames) == (25, 0)
+    assert facts.group_frames == pytest.approx((3 * 25**2 + 15**2) / 90)
+
+
+def test_without_cues_nothing_is_said_of_keyframes_and_little_is_read() -> None:
+    class Counted(io.BytesIO):
+        num_read = 0
+
+        def read(self, size: int = -1) -> bytes:
+            data = super().read(size)
+            self.num_read += len(data)
+            return data
+
+    data = long_video(num_groups=40, container="matroska", movflags="")
+    cues = data.rindex(b"\x1c\x53\xbb\x6b")
+    file = Counted(data[:cues])
+    facts = probe_media(file, num_bytes=cues, declared=None, name="item")
+    assert (facts.keyframe_spacing, facts.group_frames) == (0, 0.0)
+    assert file.num_read < cues / 10

@@ -24,11 +24,11 @@ BY_RANGE = {"max_whole_bytes": 300_000, "max_inline_bytes": 1_000}
 SAMPLING = {"policy": "uniform", "num_frames": 4}
 
 
-@pytest.fixture(scope="module")
-def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["mp4", "matroska"])
+def clip(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """40 s, 9 MB."""
-    path = tmp_path_factory.mktemp("long") / "long.mp4"
-    path.write_bytes(long_video(num_groups=40))
+    path = tmp_path_factory.mktemp("long") / "long"
+    path.write_bytes(long_video(num_groups=40, container=request.param))
     return path
 
 

@@ -231,3 +231,39 @@ def test_without_reuse_every_item_is_encoded(copies: Path, make_config: Callable
     Line(make_config(copies, run_id="before"))
     line = Line(make_config(copies, run_id="after", store={"reuse": False}))
     assert (line.count("encodes"), line.count("features_reused")) == (7, 0)
+
+
+def test_what_takes_long_to_decode_is_spread_over_the_blocks(
+    tmp_path: Path, make_config: Callable[..., Config], write_manifest: Callable[..., Path]
+) -> None:
+    clips = {f"{i}.mp4": make_video(Recipe(num_frames=30 + i, options={"g": "60"})) for i in range(3)}
+    files = {**clips, **{f"{i}.png": make_image("PNG", compress_level=i) for i in range(6)}}
+    for name, data in files.items():
+        (tmp_path / name).write_bytes(data)
+    manifest = write_manifest([{"id": name, "media": [str(tmp_path / name)]} for name in files])
+    with started(make_config(manifest, encode={"max_batch_items": 1})) as (context, window):
+        row = pa.table({"index": [0], "start": [0], "stop": [len(files)]})
+        rows = pa.concat_tables(PlanEncodeWindow(context, rows_per_block=4)(row)).to_pylist()
+        plan = load_plan(context, window)
+    assert plan is not None
+    assert [position < 3 for _, [position] in plan.batches] == [True] * 3 + [False] * 6  # written as it was planned
+    assert sorted(row["batch"] for row in rows) == [-1, *range(9)]
+    blocks = [rows[i : i + 4] for i in range(0, len(rows), 4)]
+    assert [sum(item["position"] < 3 for row in block for item in row["items"]) for block in blocks] == [1, 1, 1]
+    seconds = {item["position"]: item["decode_seconds"] for row in rows for item in row["items"]}
+    assert min(seconds[i] for i in range(3)) > 2 * max(seconds[i] for i in range(3, 9))
+
+
+def test_a_plan_of_before_there_were_estimates_is_followed(
+    demo_media: Path, make_config: Callable[..., Config]
+) -> None:
+    with started(make_config(demo_media / "manifest.jsonl")) as (context, window):
+        before = planned_rows(context, window)
+        written = context.folder.read_json(plan_name(0))
+        for item in written["media"]:
+            del item["decode_seconds"]
+            for name in ("coded_frames", "coded_bytes", "keyframes", "keyframe_bytes", "keyframe_spacing"):
+                del item["probe"][name]
+            del item["probe"]["group_frames"], item["probe"]["reorder_depth"]
+        context.folder.write_json(plan_name(0), written)
+        assert sorted(places(planned_rows(context, window))) == sorted(places(before))
