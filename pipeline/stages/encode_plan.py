@@ -74,9 +74,9 @@ class WindowPlan:
     """A window as it was first planned; a resumed run follows it whatever the store holds by then.
 
     `media` are all that passed admission, and name the shards that keep their frames; `hits` position → (key, shard)
-    known at that moment; `same_as` position → the position that is encoded in its place; `batches` positions with their
-    digest; `failures` rows of items that are out (`item_index, media_index, stage, code, message`); `carried` items that
-    are unchanged since the run that this one goes on from.
+    known at that moment; `same_as` position → the position that is encoded in its place; `batches` positions with
+    their digest; `failures` rows of items that are out (`item_index, media_index, stage, code, message`); `carried`
+    items that are unchanged since the run that this one goes on from.
     """
 
     window: Window
