@@ -1,10 +1,11 @@
 """Decoded frames as records of the store, so that another model need not have them decoded again. Lossless.
 
-Each pixel is kept as its difference (modulo 256) from the one to its left, compressed by zstd at level 1. Measured
-(numpy 2.4, pyarrow 26, one core; 8 frames of 336 x 448 of each of three videos, two photographs of 448 x 672): 0.28 to
-0.60 of the raw bytes, 2.0 to 2.9 ms of processor time a MB to write and 1.2 to 1.4 to read, where decoding the same
-took 6 (JPEG) to 120 (H.264 of 720 lines) ms a MB. zstd without the differences takes 0.41 to 0.87 of the bytes, LZ4
-with them 0.44 to 0.83, QOI 0.31 to 0.66, PNG 0.28 to 0.60 at 12 to 20 ms a MB, lossless WebP 0.17 to 0.44 at 85 to 226.
+Each pixel is kept as its difference (modulo 256) from the one to its left, compressed by zstd at level 1. Measured by
+`scripts/bench/frames` (numpy 2.4, pyarrow 26, one thread; eight frames of 336 x 448 of each of three videos, two
+photographs): 0.28 to 0.62 of the raw bytes; 2.4 to 4.0 ms of processor time a MB of pixels to write, 1.5 to 1.9 to read,
+where decoding the same took 6 (JPEG) to 114 (H.264 of 720 lines). Against these bytes zstd without the differences takes
+1.3 to 1.7 times as many, LZ4 1.3 to 1.9, QOI 1.1 to 1.2, PNG 0.9 to 1.05 at 12 to 22 ms a MB to write, and lossless WebP
+0.56 to 0.75 at 157 to 342.
 """
 
 from __future__ import annotations
