@@ -2,10 +2,10 @@
 
 Each pixel is kept as its difference (modulo 256) from the one to its left, compressed by zstd at level 1. Measured by
 `scripts/bench/frames` (numpy 2.4, pyarrow 26, one thread; eight frames of 336 x 448 of each of three videos, two
-photographs): 0.28 to 0.62 of the raw bytes; 2.4 to 4.0 ms of processor time a MB of pixels to write, 1.5 to 1.9 to read,
-where decoding the same took 6 (JPEG) to 114 (H.264 of 720 lines). Against these bytes zstd without the differences takes
-1.3 to 1.7 times as many, LZ4 1.3 to 1.9, QOI 1.1 to 1.2, PNG 0.9 to 1.05 at 12 to 22 ms a MB to write, and lossless WebP
-0.56 to 0.75 at 157 to 342.
+photographs): 0.28 to 0.62 of the raw bytes; 2.4 to 4.0 ms of processor time a MB of pixels to write and 1.5 to 1.9 to
+read, where decoding the same took 6 (JPEG) to 114 (H.264 of 720 lines). Beside these bytes zstd without the differences
+takes 1.3 to 1.7 times as many, LZ4 1.3 to 1.9, QOI 1.1 to 1.2, PNG 0.9 to 1.05 at 12 to 22 ms a MB to write, and
+lossless WebP 0.56 to 0.75 at 157 to 342.
 """
 
 from __future__ import annotations
