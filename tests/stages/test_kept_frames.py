@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import shutil
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,20 @@ def test_videos_that_are_read_by_range_are_not_read_again(
     second = Line(make_config(manifest, run_id="second", store=KEPT, encode={"dtype": "bfloat16"}, **ranged))
     assert {name: second.count(name) for name in NOTHING} == dict.fromkeys(NOTHING, 0)
     assert second.count("frames_reused") == 1
+
+
+def test_a_machine_that_has_none_brings_them(
+    demo_media: Path, make_config: Callable[..., Config], write_manifest: Callable[..., Path], tmp_path: Path
+) -> None:
+    manifest, local = some_media(demo_media, write_manifest), tmp_path / "local"
+    remote = {"path": f"memory://{uuid.uuid4().hex}", "local_path": str(local), **KEPT}
+    Line(make_config(manifest, run_id="first", store=remote))
+    shutil.rmtree(local)
+    second = Line(make_config(manifest, run_id="second", store=remote, encode={"dtype": "bfloat16"}))
+    assert {name: second.count(name) for name in NOTHING} == dict.fromkeys(NOTHING, 0)
+    assert second.count("frames_reused") == 4
+    [shard] = second.context.store.frames.folder.list("shards")
+    assert [path.name for path in local.rglob(shard)] == [shard]
 
 
 @pytest.mark.parametrize("damage", ["bytes", "file", "terms"])
