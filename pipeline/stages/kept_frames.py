@@ -54,7 +54,8 @@ class KeptFrames:
     def close(self) -> None:
         """Let go of shards: this process outlives its pass, and one that it kept mapped would keep its disk space when
         it is deleted."""
-        self._context.store.frames.close()
+        if self.bytes_read or self.fallbacks:
+            self._context.store.frames.close()
 
 
 class FrameKeeper:
