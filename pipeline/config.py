@@ -258,6 +258,9 @@ class Store(Section):
 
     `max_bytes` is what the store may take. To keep to it, windows are planned before their segment starts, and what
     they read then does not travel on: objects up to `decode.max_inline_bytes` are fetched twice, and counted twice.
+
+    `keep_frames` keeps decoded frames, too, and looks for them: of known media nothing is then fetched or decoded for
+    another model that takes the same frames in the same size.
     """
 
     path: str = "headrace_store"
@@ -267,6 +270,16 @@ class Store(Section):
     shard_bytes: Positive = 4 * 2**30
     shard_windows: Positive = 16
     reuse: bool = True
+    keep_frames: bool = False
+
+    @model_validator(mode="after")
+    def _frames_are_kept(self) -> Store:
+        if self.keep_frames and self.retention != "keep":
+            raise ValueError(
+                f"store.keep_frames keeps frames for later runs, and store.retention is {self.retention!r}, of which "
+                "nothing is left; set store.retention: keep, or leave store.keep_frames out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _bound_is_of_scratch(self) -> Store:

@@ -527,7 +527,9 @@ def _delete_vanished(context: StageContext, base: Folder) -> int:
 
 
 def _recover(config: Config, spared: set[str]) -> None:
-    open_store(config).recover(spared)
+    store = open_store(config)
+    store.recover(spared)
+    store.frames.recover()  # whether or not this run keeps any: what an earlier one left
 
 
 def _held_shards(config: Config, shards: list[str]) -> list[str]:

@@ -42,7 +42,7 @@ def refusal(raw: dict[str, Any]) -> str:
         (
             {"store": {"zzz": 1}},
             "store.zzz",
-            "the keys here are local_path, max_bytes, path, retention, reuse, shard_bytes",
+            "the keys here are keep_frames, local_path, max_bytes, path, retention, reuse, shard_bytes",
         ),
         ({"sinks": {"qdrent": {}}}, "sinks.qdrent", "did you mean 'qdrant'?"),
         (

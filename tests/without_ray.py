@@ -65,6 +65,8 @@ class Actors:
         finally:
             if isinstance(actor, EncodeBatches):
                 actor.writer.close()
+                if actor.keeper is not None:
+                    actor.keeper.writer.close()
             actor.context.store.close()
 
 

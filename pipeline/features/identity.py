@@ -1,4 +1,4 @@
-"""What makes two encodings of an item the same: the terms of a feature key.
+"""What makes two encodings of an item the same: the terms of a feature key; and two decodings: those of a frame key.
 
 | term             | changes the numbers because                                                                  |
 | ---------------- | -------------------------------------------------------------------------------------------- |
@@ -16,6 +16,14 @@
 | `precision`      | the dtype the tower computed in                                                              |
 | `placeholder`    | layout of the placeholder ids that are stored beside the features                            |
 | `prompt`         | the text a prompt-conditioned encoder read; empty for every other encoder                    |
+
+The key of decoded frames has `tenant`, `content`, `sampling`, `decode_backend`, `resize_backend` and `resized_size` of
+these, and two terms more. Nothing else is in it: any model that is shown frames of one size shares them.
+
+| term             | changes the pixels because                                                                   |
+| ---------------- | -------------------------------------------------------------------------------------------- |
+| `cropped_size`   | only the middle is kept: (height, width), where the model's processor crops; else None       |
+| `decode_rules`   | what headrace makes of the libraries' pixels; raised when that changes                       |
 
 Pure: standard library only.
 """
@@ -38,9 +46,32 @@ def canonical_json(value: Any) -> bytes:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
 
 
+class _KeyTerms:
+    """What terms have in common: how they are spelled, and the digest that is the key. Fields are the subclass's."""
+
+    __slots__: tuple[str, ...] = ()
+
+    content: str
+    sampling: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.content:
+            raise ValueError("a key needs the content it stands for, such as 'sha256:<hex>'; got ''")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The terms as JSON gives them back from a record; 1 and 1.0 seconds are one time."""
+        terms = {name: getattr(self, name) for name in self.__slots__}  # asdict copies deeply: ten times the time
+        lists = {name: list(value) for name, value in terms.items() if isinstance(value, tuple)}
+        return terms | lists | {"sampling": [float(t) for t in self.sampling]}
+
+    def digest(self) -> str:
+        """The key: the first 40 hex digits of SHA-256 over `canonical_json(as_dict())`."""
+        return hashlib.sha256(canonical_json(self.as_dict())).hexdigest()[:KEY_DIGITS]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
-class FeatureKeyTerms:
-    """The terms of one item's key; the module's table says what each is for."""
+class FeatureKeyTerms(_KeyTerms):
+    """The terms of the key of one item's features; the module's table says what each is for."""
 
     tenant: str
     content: str
@@ -54,15 +85,16 @@ class FeatureKeyTerms:
     placeholder: str
     prompt: str = ""
 
-    def __post_init__(self) -> None:
-        if not self.content:
-            raise ValueError("a feature key needs the content it stands for, such as 'sha256:<hex>'; got ''")
 
-    def as_dict(self) -> dict[str, Any]:
-        """The terms as JSON gives them back from a record; 1 and 1.0 seconds are one time."""
-        terms = {name: getattr(self, name) for name in self.__slots__}  # asdict copies deeply: ten times the time
-        return terms | {"sampling": [float(t) for t in self.sampling], "resized_size": list(self.resized_size)}
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FrameKeyTerms(_KeyTerms):
+    """The terms of the key of one item's decoded frames: what changes their pixels, whatever model sees them."""
 
-    def digest(self) -> str:
-        """The feature key: the first 40 hex digits of SHA-256 over `canonical_json(as_dict())`."""
-        return hashlib.sha256(canonical_json(self.as_dict())).hexdigest()[:KEY_DIGITS]
+    tenant: str
+    content: str
+    sampling: tuple[float, ...]
+    decode_backend: str
+    resize_backend: str
+    resized_size: tuple[int, int]
+    cropped_size: tuple[int, int] | None
+    decode_rules: int

@@ -3,6 +3,7 @@
     STORE/shards/<shard>.lmdb         sealed shards
     STORE/catalogue/<shard>.parquet   key → shard, one file a sealed shard
     STORE/sources/*.parquet           source id → content hash and probe
+    STORE/frames/                     decoded frames, where they are kept: a store of their own, laid out as this one
     LOCAL/open/<shard>/               open shards, one writer each
     LOCAL/cache/<shard>.lmdb          sealed shards brought here from elsewhere
 
@@ -13,6 +14,7 @@ below `local_path`, in a folder named by the digest of STORE.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import os
@@ -85,6 +87,11 @@ class FeatureStore:
 
     def __reduce__(self) -> tuple[type[FeatureStore], tuple[str, str | None, int, int]]:
         return type(self), (self.folder.url, self._local_path, self.shard_bytes, self.shard_windows)
+
+    @functools.cached_property
+    def frames(self) -> FeatureStore:
+        """The store of decoded frames below this one; its records are those of `pipeline.features.frames`."""
+        return FeatureStore(self.folder.sub("frames").url, self._local_path, self.shard_bytes, self.shard_windows)
 
     def writer(self, *, seals: bool = True, announce: Callable[[str], None] | None = None) -> StoreWriter:
         """A writer of shards of its own; one a worker. `announce` is told a shard's id before there is such a shard.

@@ -37,6 +37,11 @@ COUNTS = (
     "text_tokens",
     "text_padded_tokens",
     "items_carried",
+    "frames_reused",
+    "frames_missed",
+    "frames_fallbacks",
+    "frames_bytes_read",
+    "frames_bytes_written",
 )
 SANDBOX_COUNT = "sandbox:"  # begins the names of counts: media that a decoder had, by what kept it in
 SECONDS = ("encode_pass", "generate_pass", "pool_pass", "total", "ray_startup")

@@ -125,6 +125,11 @@ class StageContext:
         section = self.config.store
         return _store(section.path, section.local_path, section.shard_bytes, section.shard_windows)
 
+    @property
+    def frame_store(self) -> FeatureStore | None:
+        """Where decoded frames are kept; None when they are not."""
+        return self.store.frames if self.config.store.keep_frames else None
+
     def store_writer(self) -> StoreWriter:
         """A writer to the store.
 

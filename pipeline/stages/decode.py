@@ -29,11 +29,14 @@ from pipeline.stages.identity import (
     media_source,
     sha256_content,
 )
+from pipeline.stages.kept_frames import KeptFrames
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, batch_table
 
 # Decoded together: in the sandbox, JPEGs of a megapixel took 17 % more processor time one by one.
 _GROUP_ITEMS = 8
 _GROUP_BYTES = 8 * 2**20
+# What is said of an item, and its frames, cropped, if there are any.
+_Done = tuple[DecodedMedia, npt.NDArray[np.uint8] | None]
 
 
 @dataclass(frozen=True)
@@ -51,38 +54,50 @@ class DecodeBatches:
     def _decode(self, row: pa.Table) -> pa.Table:
         [batch] = row.drop_columns("pixels").to_pylist()
         planned = [PlannedMedia.from_row(item) for item in batch["items"]]
-        counter = FetchCounter()
+        counter, kept = FetchCounter(), KeptFrames(self.context)
         height, width = planned[0].geometry.shown_size
         shape = (len(planned), len(planned[0].requested), height, width, 3)
         pixels: npt.NDArray[np.uint8] = np.empty(shape, np.uint8)
         decoded: list[DecodedMedia] = []
         filled = 0
-        for group in _groups(self._fetch_each(planned, counter)):
+        for group in _groups(self._fetch_each(planned, counter, kept)):
             outcomes = iter(self._outcomes([each for each in group if isinstance(each, _Fetched)], counter))
             for each in group:
-                if isinstance(each, DecodedMedia):
-                    decoded.append(each)
-                    continue
-                done, frames = _done(each, next(outcomes))
+                done, frames = _done(each, next(outcomes)) if isinstance(each, _Fetched) else each
                 decoded.append(done)
                 if frames is not None:
                     pixels[filled] = frames
                     filled += 1
+        kept.close()
         batch["items"] = [each.to_row() for each in decoded]
         batch.update(fetches=counter.fetches, bytes_fetched=counter.bytes_fetched, decoded_at=time.time())
+        batch.update(frames_bytes_read=kept.bytes_read, frames_fallbacks=kept.fallbacks)
         batch["sandbox"] = OFF if self.context.sandbox is None else self.context.sandbox.level
         return batch_table([batch], pixels[:filled])
 
-    def _fetch_each(self, planned: list[PlannedMedia], counter: FetchCounter) -> Iterator[_Fetched | DecodedMedia]:
+    def _fetch_each(
+        self, planned: list[PlannedMedia], counter: FetchCounter, kept: KeptFrames
+    ) -> Iterator[_Fetched | _Done]:
         sources = SharedSources(self.context.config.source_policy())
         for item in planned:
             try:
-                yield self._fetch(item, counter, sources)
+                yield self._kept(item, kept, time.perf_counter()) or self._fetch(item, counter, sources, kept)
             except ItemError as error:
-                yield DecodedMedia(planned=item, failure=_failure(error))
+                yield DecodedMedia(planned=item, failure=_failure(error)), None
 
-    def _fetch(self, item: PlannedMedia, counter: FetchCounter, sources: SharedSources) -> _Fetched | DecodedMedia:
-        """Its bytes, or where its features are already; of what is read by range nothing yet."""
+    def _kept(self, item: PlannedMedia, kept: KeptFrames, started: float) -> _Done | None:
+        """The frames that the store has of `item`, where it is said to have them."""
+        frames = kept.read(item)
+        if frames is None:
+            return None
+        fetch_ms = 1e3 * (time.perf_counter() - started)
+        return DecodedMedia(planned=item, shown=frames.pts_seconds, fetch_ms=fetch_ms), frames.pixels
+
+    def _fetch(
+        self, item: PlannedMedia, counter: FetchCounter, sources: SharedSources, kept: KeptFrames
+    ) -> _Fetched | _Done:
+        """Its bytes, or what the store has of it already; of what is read by range nothing yet."""
+        item = dataclasses.replace(item, frames_shard=None)
         if item.media.data is None and is_read_by_range(item.probe, self.context.config.decode.max_whole_bytes):
             return _Fetched(planned=item, data=None, fetch_ms=0.0)
         started = time.perf_counter()
@@ -93,9 +108,13 @@ class DecodeBatches:
         check_content(item.media, item.content, content)
         fetch_ms = 1e3 * (time.perf_counter() - started)
         joined = item if content == item.content else dataclasses.replace(item, content=content)
-        shard = self._known_shard(joined) if item.content is None else None
-        if shard is not None:
-            return DecodedMedia(planned=joined, shard=shard, fetch_ms=fetch_ms)
+        if item.content is None:
+            shard = self._known_shard(joined)
+            if shard is not None:
+                return DecodedMedia(planned=joined, shard=shard, fetch_ms=fetch_ms), None
+            done = self._kept(kept.find(joined), kept, started)
+            if done is not None:
+                return done
         return _Fetched(planned=joined, data=data, fetch_ms=fetch_ms)
 
     def _outcomes(self, fetched: list[_Fetched], counter: FetchCounter) -> Iterable[Outcome]:
@@ -166,10 +185,10 @@ class _Fetched:
     fetch_ms: float
 
 
-def _groups(items: Iterable[_Fetched | DecodedMedia]) -> Iterator[list[_Fetched | DecodedMedia]]:
+def _groups(items: Iterable[_Fetched | _Done]) -> Iterator[list[_Fetched | _Done]]:
     """Those that are decoded together: in order, and no more bytes at a time than a few images have; what is read by
     range alone."""
-    group: list[_Fetched | DecodedMedia] = []
+    group: list[_Fetched | _Done] = []
     num_bytes = 0
     for item in items:
         size = 0
@@ -202,8 +221,7 @@ def _decode_here(item: Undecoded) -> Outcome:
     return Outcome(result=result, seconds=time.perf_counter() - started)
 
 
-def _done(fetched: _Fetched, outcome: Outcome) -> tuple[DecodedMedia, npt.NDArray[np.uint8] | None]:
-    """What is said of the item, and its frames, cropped, if there are any."""
+def _done(fetched: _Fetched, outcome: Outcome) -> _Done:
     result, cropped_size = outcome.result, fetched.planned.geometry.cropped_size
     if isinstance(result, ItemError):
         return DecodedMedia(planned=fetched.planned, failure=_failure(result)), None

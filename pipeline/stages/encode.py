@@ -15,12 +15,15 @@ from pipeline.runs.summary import SANDBOX_COUNT
 from pipeline.schema import Frames, ItemFailure, Receipt
 from pipeline.stages.computing import compute_alone, in_halves
 from pipeline.stages.context import StageContext
+from pipeline.stages.kept_frames import FrameKeeper
 from pipeline.stages.outcomes import ENCODE_OUTCOME, count_codes, write_outcome
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, receipt_table
 
 if TYPE_CHECKING:
     from pipeline.models.embedder import FrameEncoder, FrameVectors
     from pipeline.models.vision_encoder import EncodedItem, VisionEncoder
+
+_COUNTED_BY_DECODE = ("fetches", "bytes_fetched", "frames_bytes_read", "frames_fallbacks")
 
 
 class EncodeBatches:
@@ -34,6 +37,8 @@ class EncodeBatches:
         self.context = context
         self.encoder = _load_encoder(context, device)
         self.writer = context.store_writer()
+        store = context.frame_store
+        self.keeper = None if store is None else FrameKeeper(store, context.identity)
         self.committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
@@ -61,8 +66,8 @@ class EncodeBatches:
             "mm_processor_ms": 1e3 * seconds.get("mm_processor", 0.0),
             "vision_encode_ms": 1e3 * seconds.get("vision_encode", 0.0),
         }
-        counts = _counts(items, splits["oom_splits"], fetches=batch["fetches"], bytes_fetched=batch["bytes_fetched"])
-        tried = sum(item.has_pixels or (item.failure is not None and item.failure.stage == "decode") for item in items)
+        counts = _counts(items, splits["oom_splits"]) | {name: batch[name] for name in _COUNTED_BY_DECODE}
+        tried = sum(item.was_decoded or (item.failure is not None and item.failure.stage == "decode") for item in items)
         if tried:
             counts[SANDBOX_COUNT + batch["sandbox"]] = tried
         seconds["media_fetch"] = sum(item.fetch_ms for item in items) / 1e3
@@ -76,7 +81,16 @@ class EncodeBatches:
             seconds=seconds,
             quarantine=count_codes(item.failure.code for item in items if item.failure),
         )
-        return lambda: self._commit(receipt, items, shown, encoded, times)
+        kept = list(zip(shown, frames, strict=True)) if self.keeper is not None else []
+        return lambda: self._commit(self._keep(receipt, kept), items, shown, encoded, times)
+
+    def _keep(self, receipt: Receipt, shown: Sequence[tuple[DecodedMedia, Frames]]) -> Receipt:
+        """Commit the frames, where they are kept, and count them."""
+        if self.keeper is None:
+            return receipt
+        missed = sum(item.was_decoded for item, _ in shown)
+        kept = {"frames_missed": missed, "frames_bytes_written": self.keeper.keep(shown, receipt.window)}
+        return replace(receipt, counts=receipt.counts | kept)
 
     def _commit(
         self,
@@ -160,16 +174,15 @@ def _frames(buffer: pa.Buffer, items: Sequence[DecodedMedia]) -> list[Frames]:
     return [Frames(pixels=each, pts_seconds=item.shown) for each, item in zip(pixels, items, strict=True)]
 
 
-def _counts(items: Sequence[DecodedMedia], oom_splits: int, *, fetches: int, bytes_fetched: int) -> dict[str, int]:
+def _counts(items: Sequence[DecodedMedia], oom_splits: int) -> dict[str, int]:
     shown = [item for item in items if item.has_pixels]
-    images = [item for item in shown if item.planned.probe.modality == "image"]
+    decoded = [item for item in shown if item.was_decoded]
     patches = [np.prod(item.planned.geometry.grid) for item in shown]
     return {
-        "fetches": fetches,
-        "bytes_fetched": bytes_fetched,
-        "images_decoded": len(images),
-        "pages_decoded": sum(item.planned.probe.modality == "page" for item in shown),
-        "frames_decoded": sum(len(item.shown) for item in shown if item.planned.probe.modality == "video"),
+        "images_decoded": sum(item.planned.probe.modality == "image" for item in decoded),
+        "pages_decoded": sum(item.planned.probe.modality == "page" for item in decoded),
+        "frames_decoded": sum(len(item.shown) for item in decoded if item.planned.probe.modality == "video"),
+        "frames_reused": len(shown) - len(decoded),
         "encodes": len(shown),
         "features_reused": sum(item.shard is not None for item in items),
         "computed_tokens": int(sum(patches)),

@@ -43,6 +43,7 @@ from pipeline.stages.identity import (
     sha256_content,
     source_content,
 )
+from pipeline.stages.kept_frames import with_known_frames
 from pipeline.stages.outcomes import count_codes, encode_batch_receipts, failure_row
 from pipeline.stages.rows import PlannedMedia, batch_table, receipt_row
 from pipeline.storage import Folder
@@ -74,10 +75,10 @@ def planned_windows(folder: Folder) -> list[int]:
 class WindowPlan:
     """A window as it was first planned; a resumed run follows it whatever the store holds by then.
 
-    `media` are all that passed admission; `hits` position → (key, shard) known at that moment; `same_as` position →
-    the position that is encoded in its place; `batches` positions with their digest; `failures` rows of items that are
-    out (`item_index, media_index, stage, code, message`); `carried` items that are unchanged since the run that this
-    one goes on from.
+    `media` are all that passed admission, and name the shards that keep their frames; `hits` position → (key, shard)
+    known at that moment; `same_as` position → the position that is encoded in its place; `batches` positions with
+    their digest; `failures` rows of items that are out (`item_index, media_index, stage, code, message`); `carried`
+    items that are unchanged since the run that this one goes on from.
     """
 
     window: Window
@@ -216,7 +217,9 @@ class _WindowPlanner:
         media = self._admitted(candidates)
         hits = self._hits(media)
         same_as = self._same_as(media, hits)
-        batches = self._batches([m for m in media if m.position not in hits and m.position not in same_as])
+        encoded = [m for m in media if m.position not in hits and m.position not in same_as]
+        batches = self._batches(encoded)
+        with_frames = {m.position: m for m in with_known_frames(self.context, encoded)}
         counts = {
             "batches": len(batches),
             "items": len(media) + len(self.failures),
@@ -237,7 +240,7 @@ class _WindowPlanner:
         )
         return WindowPlan(
             window=self.window,
-            media=media,
+            media=[with_frames.get(m.position, m) for m in media],
             hits=hits,
             same_as=same_as,
             batches=batches,

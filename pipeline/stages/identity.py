@@ -1,4 +1,4 @@
-"""The key of a planned item's features; imports neither torch nor transformers, which decode does without."""
+"""The keys of a planned item's features and frames; no torch or transformers, which decode does without."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.errors import ItemError
-from pipeline.features.identity import FeatureKeyTerms, canonical_json
-from pipeline.media.backend import DECODE_BACKEND, HEIF_BACKEND, IMAGE_BACKEND, PAGE_BACKEND, SOUND_BACKEND
+from pipeline.features.identity import FeatureKeyTerms, FrameKeyTerms, canonical_json
+from pipeline.media.backend import (
+    DECODE_BACKEND,
+    DECODE_RULES,
+    HEIF_BACKEND,
+    IMAGE_BACKEND,
+    PAGE_BACKEND,
+    SOUND_BACKEND,
+)
 from pipeline.media.packets import RANGED_FORMATS
 from pipeline.media.resize import Resample, resize_backend
 from pipeline.planning.geometry import SizeRule
@@ -60,7 +67,7 @@ class EncoderIdentity:
         return FeatureKeyTerms(
             tenant=planned.tenant,
             content=content,
-            sampling=planned.requested.pts_seconds if planned.probe.modality == "video" else (),
+            sampling=_sampling(planned),
             decode_backend=self._decode_backend(planned.probe),
             resize_backend=self._resize_backend(planned.probe.container),
             resized_size=planned.geometry.resized_size,
@@ -68,6 +75,19 @@ class EncoderIdentity:
             weights=self.weights,
             precision=self.precision,
             placeholder=self.placeholder,
+        )
+
+    def frame_key_terms(self, planned: PlannedMedia, content: str) -> FrameKeyTerms:
+        """Everything that the frames of `planned` depend on, which is nothing of the model but their size."""
+        return FrameKeyTerms(
+            tenant=planned.tenant,
+            content=content,
+            sampling=_sampling(planned),
+            decode_backend=self._decode_backend(planned.probe),
+            resize_backend=self._resize_backend(planned.probe.container),
+            resized_size=planned.geometry.resized_size,
+            cropped_size=planned.geometry.cropped_size,
+            decode_rules=DECODE_RULES,
         )
 
     def _decode_backend(self, probe: Probe) -> str:
@@ -104,6 +124,10 @@ class CheckedModel:
     parameters: dict[str, int]
     vectors: VectorSpaces | None = None
     scores: ScoreSpace | None = None
+
+
+def _sampling(planned: PlannedMedia) -> tuple[float, ...]:
+    return planned.requested.pts_seconds if planned.probe.modality == "video" else ()
 
 
 def sha256_content(data: bytes) -> str:

@@ -20,6 +20,7 @@ _DECODE_BATCHES = 4  # the one being filled, the one on its way to the store and
 _SANDBOX_BATCHES = 2  # frames of items in the sandbox, and what they are handed over in
 _ENCODE = 650 * _MB  # 575, batches of 1 MB
 _ENCODE_BATCHES = 17  # 1,651 MB with batches of 63 MB: float32 pixels and the processor's copies of them, activations
+_KEPT_BATCHES = 3  # where frames are kept: a batch's until it is committed, differences and records; not measured
 _PROMPT = 600 * _MB  # 526
 _GENERATE = 650 * _MB  # 532
 _NUMBER_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -40,7 +41,8 @@ def decode_bytes(context: StageContext) -> int:
 def encode_bytes(context: StageContext) -> int:
     """Of an actor that encodes, with the weights of its half."""
     dtype = context.config.encode.dtype
-    return _ENCODE + _ENCODE_BATCHES * batch_bytes(context) + _weights(context, "encoder", dtype)
+    batches = _ENCODE_BATCHES + (_KEPT_BATCHES if context.config.store.keep_frames else 0)
+    return _ENCODE + batches * batch_bytes(context) + _weights(context, "encoder", dtype)
 
 
 def prompt_bytes() -> int:

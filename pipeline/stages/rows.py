@@ -62,6 +62,7 @@ _PLANNED = [
     ("requested", pa.list_(pa.float64())),
     ("geometry", _GEOMETRY),
     ("decode_seconds", pa.float64()),
+    ("frames_shard", pa.string()),
 ]
 _DECODED = [
     ("shown", pa.list_(pa.float64())),
@@ -82,6 +83,8 @@ BATCH_SCHEMA = pa.schema(
         ("fetches", pa.int64()),
         ("bytes_fetched", pa.int64()),
         ("decoded_at", pa.float64()),  # seconds since the epoch
+        ("frames_bytes_read", pa.int64()),  # of frames that the store kept, as they are there
+        ("frames_fallbacks", pa.int64()),  # items whose frames it was said to keep, and that were decoded
         ("sandbox", pa.string()),  # what kept the decoder in; null when nothing was decoded
     ]
 )
@@ -94,6 +97,8 @@ class PlannedMedia:
 
     `content` is None until the bytes have been hashed. `media.data` holds small objects that the probe read whole.
     `decode_seconds` is the estimate of `pipeline.planning.decode_cost`; 0 in plans that were written without one.
+    `frames_shard` is the shard that keeps its frames: of a planned item what the store said, of a decoded one where its
+    frames were taken from.
     """
 
     position: int
@@ -107,6 +112,7 @@ class PlannedMedia:
     requested: SamplePlan
     geometry: Geometry
     decode_seconds: float = 0.0
+    frames_shard: str | None = None
 
     @property
     def shaped(self) -> ShapedMedia:
@@ -142,6 +148,7 @@ class PlannedMedia:
             requested=SamplePlan(pts_seconds=tuple(row["requested"])),
             geometry=Geometry(**geometry),
             decode_seconds=row.get("decode_seconds", 0.0),
+            frames_shard=row.get("frames_shard"),  # plans that an earlier version wrote have none
         )
 
 
@@ -160,6 +167,11 @@ class DecodedMedia:
     def has_pixels(self) -> bool:
         """True when the batch's pixels hold this item."""
         return self.failure is None and self.shard is None
+
+    @property
+    def was_decoded(self) -> bool:
+        """True when it has pixels that were not taken from the store."""
+        return self.has_pixels and self.planned.frames_shard is None
 
     def to_row(self) -> dict[str, Any]:
         """Plain values, as `BATCH_SCHEMA` takes them; the bytes of the object are left behind."""

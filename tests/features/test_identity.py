@@ -9,8 +9,18 @@ import math
 import pytest
 from sample_records import terms
 
-from pipeline.features.identity import FeatureKeyTerms, canonical_json
+from pipeline.features.identity import FeatureKeyTerms, FrameKeyTerms, canonical_json
 
+FRAME_TERMS = FrameKeyTerms(
+    tenant="acme",
+    content="sha256:00",
+    sampling=(0.0, 1.0),
+    decode_backend="pillow 13",
+    resize_backend="pil",
+    resized_size=(32, 64),
+    cropped_size=None,
+    decode_rules=1,
+)
 OTHER = {
     "tenant": "globex",
     "content": "sha256:ff",
@@ -23,6 +33,8 @@ OTHER = {
     "precision": "bfloat16",
     "placeholder": "layout1",
     "prompt": "what is this?",
+    "cropped_size": (32, 32),
+    "decode_rules": 2,
 }
 
 
@@ -30,6 +42,19 @@ OTHER = {
 def test_each_term_alone_moves_the_key(name: str) -> None:
     changed = dataclasses.replace(terms(0), **{name: OTHER[name]})
     assert changed.digest() != terms(0).digest()
+
+
+@pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(FrameKeyTerms)])
+def test_each_term_alone_moves_the_key_of_frames(name: str) -> None:
+    assert dataclasses.replace(FRAME_TERMS, **{name: OTHER[name]}).digest() != FRAME_TERMS.digest()
+
+
+def test_the_key_of_frames_is_sha256_over_the_spelled_out_terms() -> None:
+    spelled = (
+        '{"content":"sha256:00","cropped_size":null,"decode_backend":"pillow 13","decode_rules":1,'
+        '"resize_backend":"pil","resized_size":[32,64],"sampling":[0.0,1.0],"tenant":"acme"}'
+    )
+    assert FRAME_TERMS.digest() == hashlib.sha256(spelled.encode()).hexdigest()[:40]
 
 
 def test_times_that_differ_in_the_last_bit_differ() -> None:
@@ -58,5 +83,6 @@ def test_canonical_json_has_one_spelling() -> None:
 
 
 def test_content_is_required() -> None:
-    with pytest.raises(ValueError, match="content"):
-        dataclasses.replace(terms(0), content="")
+    for each in (terms(0), FRAME_TERMS):
+        with pytest.raises(ValueError, match="content"):
+            dataclasses.replace(each, content="")

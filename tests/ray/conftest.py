@@ -223,7 +223,7 @@ def make_job(corpus: Path, model: Path, tmp_path_factory: pytest.TempPathFactory
             "sampling": {"policy": "fps", "fps": 2, "max_frames": 16},
             "encode": {"max_batch_items": 1, "device": "cpu"},
             "generate": {"max_new_tokens": 40, "temperature": 50.0, "seed": 3, "max_batch_items": 3, "device": "cpu"},
-            "store": {"path": str(folder / "store"), "reuse": False},
+            "store": {"path": str(folder / "store"), "reuse": False, "keep_frames": True},
             "ray": {
                 "num_cpus": workers,
                 "object_store_bytes": 200_000_000,

@@ -58,6 +58,12 @@ def same_counts(job: Job) -> dict[str, Any]:
     return {name: summary[name] for name in SAME_COUNTS}
 
 
+def kept_frames(job: Job) -> set[str]:
+    """The keys of the decoded frames that are in sealed shards."""
+    catalogue = (job.output.parent / "store" / "frames" / "catalogue").glob("*.parquet")
+    return {key for path in catalogue for key in pq.read_table(path)["key"].to_pylist()}
+
+
 @pytest.fixture(scope="module")
 def undisturbed(make_job: MakeJob, start: Start) -> Job:
     """One worker of each kind, to the end; one item is missing, and none may be."""
@@ -159,6 +165,7 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(
     assert driver.wait() == 0, driver.said
     assert job.parts() == undisturbed.parts()
     assert same_counts(job) == same_counts(undisturbed)
+    assert kept_frames(job) == kept_frames(undisturbed) != set()
     assert_kept(killed_in_generate.ledger, files(job.folder, "_run/ledger/*"))
     assert_kept(killed_in_generate.plans, files(job.folder, "_run/plans/*"))
     finished = {

@@ -60,7 +60,10 @@ class Line:
                     self._run(self.generator, prompted)
                 finish_generate_window(self.context, window)
             encoder.writer.close()
+            if encoder.keeper is not None:
+                encoder.keeper.writer.close()
             self.context.store.recover()
+            self.context.store.frames.recover()
             self.rows = read_parts(self.context)
 
     def _run(self, stage: Any, blocks: pa.Table) -> None:
