@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore, StoreWriter
 from pipeline.media.sandbox import NUM_PROBERS, Probers, Sandbox, SandboxMode, open_sandbox
+from pipeline.planning.buckets import BatchBudget, tower_layout
 from pipeline.planning.geometry import probed_geometry
 from pipeline.runs.base import Place, unchanged
 from pipeline.runs.own_shards import note_shard
@@ -98,6 +99,16 @@ class StageContext:
         """Frames a video needs at least; a shorter plan shows its last frame again."""
         rules = self.checked.rules
         return rules["video"].temporal_patch_size if "video" in rules else 1
+
+    @property
+    def batch_budget(self) -> BatchBudget:
+        """What a batch of the tower may hold, and how the tower takes each modality."""
+        encode, checked = self.config.encode, self.checked
+        return BatchBudget(
+            max_items=encode.max_batch_items,
+            max_tokens=encode.max_batch_tokens,
+            layouts={modality: tower_layout(checked.rules.get(modality)) for modality in checked.verdicts},
+        )
 
     def geometry(self, probe: Probe, plan: SamplePlan) -> Geometry:
         """Where the item's features will lie. Raises `ItemError` for what the processor refuses.

@@ -25,7 +25,7 @@ from pipeline.media.probe import probe_media
 from pipeline.media.sampling import sample_plan
 from pipeline.media.shared_source import SharedSources
 from pipeline.media.source import FetchCounter, open_source, stat_source
-from pipeline.planning.buckets import BatchBudget, plan_window
+from pipeline.planning.buckets import plan_window
 from pipeline.planning.windows import Window
 from pipeline.runs.base import Place
 from pipeline.runs.manifest import read_range
@@ -417,9 +417,7 @@ class _WindowPlanner:
         return same
 
     def _batches(self, media: list[PlannedMedia]) -> list[tuple[str, list[int]]]:
-        encode = self.context.config.encode
-        budget = BatchBudget(max_items=encode.max_batch_items, max_tokens=encode.max_batch_tokens)
-        batches = plan_window(self.window.index, [m.shaped for m in media], budget)
+        batches = plan_window(self.window.index, [m.shaped for m in media], self.context.batch_budget)
         return [(batch.digest, [item.position for item in batch.items]) for batch in batches]
 
 
