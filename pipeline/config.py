@@ -158,10 +158,13 @@ class Document(Section):
 
 
 class Encode(Section):
-    """The encode pass: what one batch of the vision tower may hold."""
+    """The encode pass: what one batch of the vision tower may hold, in patches, padding included.
 
-    max_batch_items: Positive = 16
-    max_batch_tokens: Positive = 16_384
+    `max_batch_tokens` None: as suits the device (4,096 on a CPU, 16,384 on a GPU).
+    """
+
+    max_batch_items: Positive = 256
+    max_batch_tokens: Positive | None = None
     dtype: Literal["float32", "bfloat16", "float16"] = "float32"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     attention: str | None = None

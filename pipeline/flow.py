@@ -69,6 +69,11 @@ _REPORT_ITEMS = 50
 TEXT_BATCH_TOKENS = {"cpu": 4_096, "cuda": 16_384}
 
 
+# Of a batch of media, for how many actors are worth their start: a batch is full of patches long before it has as many
+# items as it may have.
+_LIKELY_ITEMS = 16
+
+
 def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Receipt]:
     """Media → features in the store."""
     config = context.config
@@ -77,7 +82,7 @@ def encode_pass(context: StageContext, windows: Sequence[Window]) -> Iterator[Re
         config.ray.encode_workers,
         config.ray,
         decode_workers=config.ray.decode_workers,
-        batches=_least_batches(windows, config.encode.max_batch_items),
+        batches=_least_batches(windows, min(config.encode.max_batch_items, _LIKELY_ITEMS)),
         memory=engine.Memory(
             window_task=memory.plan_bytes(config),
             block_task=memory.decode_bytes(context),
@@ -335,6 +340,7 @@ class _Driver:
             config=config,
             run_url=self.run.folder.url,
             checked=checked,
+            device=workers.device,
             in_place=in_place,
             base_url=self._base_url(checked),
         )

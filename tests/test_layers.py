@@ -39,6 +39,7 @@ PURE = (
     "pipeline/schema.py",
     "pipeline/planning/geometry.py",
     "pipeline/planning/balance.py",
+    "pipeline/planning/bounds.py",
     "pipeline/planning/buckets.py",
     "pipeline/planning/decode_cost.py",
     "pipeline/planning/windows.py",

@@ -143,8 +143,8 @@ class FrameEncoder:
         Raises `torch.OutOfMemoryError` as it comes.
         """
         started = time.perf_counter()
-        frames = np.concatenate([item.pixels for item in items])  # (frames of all items, H, W, 3)
-        vectors = self.compute(frames)
+        # Of all items, (H, W, 3) each: a padded tower's differ.
+        vectors = self.compute([frame for item in items for frame in item.pixels])
         if self.device.type == "cuda":
             torch.cuda.synchronize()
         seconds["vision_encode"] = seconds.get("vision_encode", 0.0) + time.perf_counter() - started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import math
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -55,9 +56,7 @@ class DecodeBatches:
         [batch] = row.drop_columns("pixels").to_pylist()
         planned = [PlannedMedia.from_row(item) for item in batch["items"]]
         counter, kept = FetchCounter(), KeptFrames(self.context)
-        height, width = planned[0].geometry.shown_size
-        shape = (len(planned), len(planned[0].requested), height, width, 3)
-        pixels: npt.NDArray[np.uint8] = np.empty(shape, np.uint8)
+        pixels = np.empty(sum(math.prod(item.frames_shape) for item in planned), np.uint8)
         decoded: list[DecodedMedia] = []
         filled = 0
         for group in _groups(self._fetch_each(planned, counter, kept)):
@@ -66,8 +65,9 @@ class DecodeBatches:
                 done, frames = _done(each, next(outcomes)) if isinstance(each, _Fetched) else each
                 decoded.append(done)
                 if frames is not None:
-                    pixels[filled] = frames
-                    filled += 1
+                    stop = filled + math.prod(done.planned.frames_shape)
+                    pixels[filled:stop].reshape(done.planned.frames_shape)[:] = frames
+                    filled = stop
         kept.close()
         batch["items"] = [each.to_row() for each in decoded]
         batch.update(fetches=counter.fetches, bytes_fetched=counter.bytes_fetched, decoded_at=time.time())

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
+from pipeline.planning.buckets import BatchBudget, computed_tokens
 from pipeline.runs.summary import SANDBOX_COUNT
 from pipeline.schema import Frames, ItemFailure, Receipt
 from pipeline.stages.computing import compute_alone, in_halves
 from pipeline.stages.context import StageContext
 from pipeline.stages.kept_frames import FrameKeeper
 from pipeline.stages.outcomes import ENCODE_OUTCOME, count_codes, write_outcome
-from pipeline.stages.rows import DecodedMedia, PlannedMedia, receipt_table
+from pipeline.stages.rows import DecodedMedia, PlannedMedia, flat_frames, receipt_table
 
 if TYPE_CHECKING:
     from pipeline.models.embedder import FrameEncoder, FrameVectors
@@ -66,7 +67,8 @@ class EncodeBatches:
             "mm_processor_ms": 1e3 * seconds.get("mm_processor", 0.0),
             "vision_encode_ms": 1e3 * seconds.get("vision_encode", 0.0),
         }
-        counts = _counts(items, splits["oom_splits"]) | {name: batch[name] for name in _COUNTED_BY_DECODE}
+        counts = _counts(items, self.context.batch_budget, splits["oom_splits"])
+        counts |= {name: batch[name] for name in _COUNTED_BY_DECODE}
         tried = sum(item.was_decoded or (item.failure is not None and item.failure.stage == "decode") for item in items)
         if tried:
             counts[SANDBOX_COUNT + batch["sandbox"]] = tried
@@ -168,16 +170,19 @@ def _decoded(row: dict[str, Any]) -> DecodedMedia:
 def _frames(buffer: pa.Buffer, items: Sequence[DecodedMedia]) -> list[Frames]:
     if not items:
         return []
-    height, width = items[0].planned.geometry.shown_size
     # A copy: the row lies read-only in the object store, and torch refuses to say that it will not write.
-    pixels = np.frombuffer(buffer, np.uint8).reshape(len(items), -1, height, width, 3).copy()  # (N, T, H, W, 3)
+    pixels = flat_frames([item.planned for item in items], np.frombuffer(buffer, np.uint8).copy())
     return [Frames(pixels=each, pts_seconds=item.shown) for each, item in zip(pixels, items, strict=True)]
 
 
-def _counts(items: Sequence[DecodedMedia], oom_splits: int) -> dict[str, int]:
+def _counts(items: Sequence[DecodedMedia], budget: BatchBudget, oom_splits: int) -> dict[str, int]:
     shown = [item for item in items if item.has_pixels]
     decoded = [item for item in shown if item.was_decoded]
-    patches = [np.prod(item.planned.geometry.grid) for item in shown]
+    computed = padded = 0
+    if shown:
+        layout = budget.layouts[shown[0].planned.probe.modality]
+        computed = computed_tokens(layout, [item.planned.geometry for item in shown])
+        padded = computed - sum(item.planned.shaped.tokens for item in shown)
     return {
         "images_decoded": sum(item.planned.probe.modality == "image" for item in decoded),
         "pages_decoded": sum(item.planned.probe.modality == "page" for item in decoded),
@@ -185,8 +190,8 @@ def _counts(items: Sequence[DecodedMedia], oom_splits: int) -> dict[str, int]:
         "frames_reused": len(shown) - len(decoded),
         "encodes": len(shown),
         "features_reused": sum(item.shard is not None for item in items),
-        "computed_tokens": int(sum(patches)),
-        "padded_tokens": 0,
+        "computed_tokens": computed,
+        "padded_tokens": padded,
         "oom_splits": oom_splits,
     }
 

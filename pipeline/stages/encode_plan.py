@@ -26,7 +26,7 @@ from pipeline.media.sampling import sample_plan
 from pipeline.media.shared_source import SharedSources
 from pipeline.media.source import FetchCounter, open_source, stat_source
 from pipeline.planning.balance import balanced_order
-from pipeline.planning.buckets import BatchBudget, plan_window
+from pipeline.planning.buckets import plan_window
 from pipeline.planning.decode_cost import decode_seconds
 from pipeline.planning.windows import Window
 from pipeline.runs.base import Place
@@ -435,9 +435,7 @@ class _WindowPlanner:
         return same
 
     def _batches(self, media: list[PlannedMedia]) -> list[tuple[str, list[int]]]:
-        encode = self.context.config.encode
-        budget = BatchBudget(max_items=encode.max_batch_items, max_tokens=encode.max_batch_tokens)
-        batches = plan_window(self.window.index, [m.shaped for m in media], budget)
+        batches = plan_window(self.window.index, [m.shaped for m in media], self.context.batch_budget)
         return [(batch.digest, [item.position for item in batch.items]) for batch in batches]
 
 

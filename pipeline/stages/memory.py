@@ -65,13 +65,13 @@ def batch_bytes(context: StageContext) -> int:
 
     64 MB where frames come in their own size: an item of more, which is a batch by itself, is not counted.
     """
-    encode, rules = context.config.encode, context.checked.rules
+    budget, rules = context.batch_budget, context.checked.rules
     if rules.keys() != context.checked.verdicts.keys():
         return MAX_FRAME_BYTES
     patch = max(3 * rule.patch_size**2 * (rule.temporal_patch_size if m == "video" else 1) for m, rule in rules.items())
     most_frames = context.config.sampling.most_frames(context.config.limits().max_frames)
     item = 3 * max(rule.most_pixels(most_frames if m == "video" else 1) for m, rule in rules.items())
-    return max(item, min(MAX_FRAME_BYTES, encode.max_batch_tokens * patch, encode.max_batch_items * item))
+    return max(item, min(MAX_FRAME_BYTES, budget.max_tokens * patch, budget.max_items * item))
 
 
 def _weights(context: StageContext, half: str, dtype: str) -> int:

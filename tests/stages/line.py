@@ -43,7 +43,9 @@ class Line:
     def __init__(self, config: Config, *, device: str = "cpu") -> None:
         self.receipts: list[Receipt] = []
         with start_run(config) as run:
-            self.context = StageContext(config=config, run_url=run.folder.url, checked=checked_model(config, device))
+            self.context = StageContext(
+                config=config, run_url=run.folder.url, checked=checked_model(config, device), device=device
+            )
             windows = plan_windows(
                 run.manifest.num_items,
                 first_items=config.ray.first_window_items,
