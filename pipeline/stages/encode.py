@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from pipeline.runs.summary import SANDBOX_COUNT
-from pipeline.schema import Frames, ItemFailure, Receipt
-from pipeline.stages.computing import compute_alone, in_halves
+from pipeline.schema import Frames, Geometry, ItemFailure, Receipt
+from pipeline.stages.computing import Room, compute_alone, in_halves, one_ahead
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import ENCODE_OUTCOME, count_codes, write_outcome
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, receipt_table
 
 if TYPE_CHECKING:
-    from pipeline.models.embedder import FrameEncoder, FrameVectors
-    from pipeline.models.vision_encoder import EncodedItem, VisionEncoder
+    from pipeline.models.embedder import FrameEncoder, VectorBatch
+    from pipeline.models.vision_encoder import EncodedBatch, StagedMedia, VisionEncoder
+
+
+@dataclass(kw_only=True, slots=True)
+class _Staged:
+    """A batch on its way to the device, in as many runs as there is room for at a time."""
+
+    batch: dict[str, Any]
+    items: list[DecodedMedia]
+    shown: list[DecodedMedia]
+    runs: list[StagedMedia]
+    started: float
 
 
 class EncodeBatches:
     """Stage, one an accelerator: batches (`BATCH_SCHEMA`) with pixels → rows of `RECEIPT_SCHEMA`.
 
-    A receipt leaves after its batch is committed; the next batch is encoded while the last one commits.
+    A receipt leaves after its batch is committed; the next batch is encoded while the last one commits, and on an
+    accelerator the one after it is prepared and sent there meanwhile.
     """
 
     def __init__(self, context: StageContext, device: str) -> None:
@@ -34,40 +47,47 @@ class EncodeBatches:
         self.context = context
         self.encoder = _load_encoder(context, device)
         self.writer = context.store_writer()
+        self.room = Room()
         self.committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        # A CPU worker has one core, and nothing to wait for.
+        self.stager = None if device == "cpu" else ThreadPoolExecutor(1, thread_name_prefix="stage")
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
         """One table of one receipt for each row, in order."""
         waiting: Future[Receipt] | None = None
-        for index in range(batches.num_rows):
-            commit = self._encode(batches.slice(index, 1))
+        rows = [batches.slice(index, 1) for index in range(batches.num_rows)]
+        for staged in one_ahead(self._stage, rows, self.stager):
+            splits = {"oom_splits": max(0, len(staged.runs) - 1)}
+            encoded = [part for run in staged.runs for part in encode_splitting(self.encoder, run, self.room, splits)]
             if waiting is not None:
                 yield receipt_table(waiting.result())
-            waiting = self.committer.submit(commit)
+            waiting = self.committer.submit(self._commit, staged, encoded, splits)
         if waiting is not None:
             yield receipt_table(waiting.result())
 
-    def _encode(self, row: pa.Table) -> Callable[[], Receipt]:
+    def _stage(self, row: pa.Table) -> _Staged:
         started = time.time()
         [batch] = row.drop_columns("pixels").to_pylist()
         items = [_decoded(item) for item in batch["items"]]
         shown = [item for item in items if item.has_pixels]
         frames = _frames(row["pixels"][0].as_buffer(), shown)
-        seconds: dict[str, float] = {}
-        splits = {"oom_splits": 0}
-        encoded = encode_splitting(self.encoder, shown, frames, seconds, splits) if shown else []
-        times = {
-            "encoder_queue_ms": 1e3 * (started - batch["decoded_at"]),
-            "mm_processor_ms": 1e3 * seconds.get("mm_processor", 0.0),
-            "vision_encode_ms": 1e3 * seconds.get("vision_encode", 0.0),
-        }
-        counts = _counts(items, splits["oom_splits"], fetches=batch["fetches"], bytes_fetched=batch["bytes_fetched"])
+        geometries = [item.planned.geometry for item in shown]
+        runs = [
+            self.encoder.stage(shown[0].planned.probe.modality, frames[run], geometries[run])
+            for run in self.room.runs([patches(geometry) for geometry in geometries])
+            if shown
+        ]
+        return _Staged(batch=batch, items=items, shown=shown, runs=runs, started=started)
+
+    def _receipt(self, staged: _Staged, seconds: dict[str, float], oom_splits: int) -> Receipt:
+        batch, items = staged.batch, staged.items
+        counts = _counts(items, oom_splits, fetches=batch["fetches"], bytes_fetched=batch["bytes_fetched"])
         tried = sum(item.has_pixels or (item.failure is not None and item.failure.stage == "decode") for item in items)
         if tried:
             counts[SANDBOX_COUNT + batch["sandbox"]] = tried
         seconds["media_fetch"] = sum(item.fetch_ms for item in items) / 1e3
         seconds["media_decode"] = sum(item.decode_ms for item in items) / 1e3
-        receipt = Receipt(
+        return Receipt(
             stage="encode",
             window=batch["window"],
             batch=batch["batch"],
@@ -76,29 +96,31 @@ class EncodeBatches:
             seconds=seconds,
             quarantine=count_codes(item.failure.code for item in items if item.failure),
         )
-        return lambda: self._commit(receipt, items, shown, encoded, times)
 
     def _commit(
-        self,
-        receipt: Receipt,
-        items: Sequence[DecodedMedia],
-        shown: Sequence[DecodedMedia],
-        encoded: Sequence[EncodedItem | FrameVectors],
-        times: dict[str, float],
+        self, staged: _Staged, encoded: Sequence[EncodedBatch | VectorBatch], splits: dict[str, int]
     ) -> Receipt:
+        seconds: dict[str, float] = {}
+        features = [item for part in encoded for item in part.wait(seconds)]
         started = time.perf_counter()
+        receipt = self._receipt(staged, seconds, splits["oom_splits"])
         terms = {
             i.planned.position: self.context.identity.key_terms(i.planned, i.planned.content or "")
-            for i in items
+            for i in staged.items
             if i.failure is None
         }
         keys = {position: each.digest() for position, each in terms.items()}
         records = [
-            (keys[item.planned.position], features.record(terms[item.planned.position].as_dict()))
-            for item, features in zip(shown, encoded, strict=True)
+            (keys[item.planned.position], found.record(terms[item.planned.position].as_dict()))
+            for item, found in zip(staged.shown, features, strict=True)
         ]
         shard = self.writer.put(records, receipt.window) if records else ""
-        rows = [_outcome(item, keys.get(item.planned.position), shard, times) for item in items]
+        times = {
+            "encoder_queue_ms": 1e3 * (staged.started - staged.batch["decoded_at"]),
+            "mm_processor_ms": 1e3 * seconds.get("mm_processor", 0.0),
+            "vision_encode_ms": 1e3 * seconds.get("vision_encode", 0.0),
+        }
+        rows = [_outcome(item, keys.get(item.planned.position), shard, times) for item in staged.items]
         receipt = replace(receipt, shard=shard, seconds={**receipt.seconds, "commit": time.perf_counter() - started})
         write_outcome(self.context.folder, receipt, rows, ENCODE_OUTCOME)
         return receipt
@@ -108,9 +130,12 @@ def _load_encoder(context: StageContext, device: str) -> VisionEncoder | FrameEn
     # Imported when it is known which: each takes seconds to import.
     options: dict[str, Any] = context.config.encode.model_dump(include={"dtype", "attention"})
     if context.checked.kind == "vision_language":
+        from pipeline.models.pair_check import check_pairs
         from pipeline.models.vision_encoder import VisionEncoder
 
-        return VisionEncoder(context.facts, device=device, **options)
+        encoder = VisionEncoder(context.facts, device=device, **options)
+        check_pairs(encoder)
+        return encoder
     from pipeline.models.embedder import FrameEncoder
 
     if context.checked.kind == "image_classifier":
@@ -123,19 +148,24 @@ def _load_encoder(context: StageContext, device: str) -> VisionEncoder | FrameEn
 
 
 def encode_splitting(
-    encoder: VisionEncoder | FrameEncoder,
-    items: Sequence[DecodedMedia],
-    frames: Sequence[Frames],
-    seconds: dict[str, float],
-    splits: dict[str, int],
-) -> Sequence[EncodedItem | FrameVectors]:
-    """Encode a batch, or its halves when the device has no room for it whole."""
+    encoder: VisionEncoder | FrameEncoder, staged: StagedMedia, room: Room, splits: dict[str, int]
+) -> list[EncodedBatch | VectorBatch]:
+    """Encode a batch, or its halves when the device has no room for it whole; `room` learns from it."""
 
-    def work(pairs: Sequence[tuple[DecodedMedia, Frames]]) -> Sequence[EncodedItem | FrameVectors]:
-        geometries = [item.planned.geometry for item, _ in pairs]
-        return encoder.encode(pairs[0][0].planned.probe.modality, [shown for _, shown in pairs], geometries, seconds)
+    def work(run: Sequence[int]) -> list[EncodedBatch | VectorBatch]:
+        part = staged
+        if len(run) < len(staged.items):
+            which = slice(run[0], run[-1] + 1)
+            part = encoder.stage(staged.modality, staged.items[which], staged.geometries[which])
+        with room.trying(sum(map(patches, part.geometries))):
+            return [encoder.compute(part)]
 
-    return in_halves(work, list(zip(items, frames, strict=True)), splits)
+    return in_halves(work, range(len(staged.items)), splits)
+
+
+def patches(geometry: Geometry) -> int:
+    """What the tower computes for an item."""
+    return math.prod(geometry.grid)
 
 
 def _decoded(row: dict[str, Any]) -> DecodedMedia:
@@ -155,15 +185,13 @@ def _frames(buffer: pa.Buffer, items: Sequence[DecodedMedia]) -> list[Frames]:
     if not items:
         return []
     height, width = items[0].planned.geometry.shown_size
-    # A copy: the row lies read-only in the object store, and torch refuses to say that it will not write.
-    pixels = np.frombuffer(buffer, np.uint8).reshape(len(items), -1, height, width, 3).copy()  # (N, T, H, W, 3)
+    pixels = np.frombuffer(buffer, np.uint8).reshape(len(items), -1, height, width, 3)  # (N, T, H, W, 3), read-only
     return [Frames(pixels=each, pts_seconds=item.shown) for each, item in zip(pixels, items, strict=True)]
 
 
 def _counts(items: Sequence[DecodedMedia], oom_splits: int, *, fetches: int, bytes_fetched: int) -> dict[str, int]:
     shown = [item for item in items if item.has_pixels]
     images = [item for item in shown if item.planned.probe.modality == "image"]
-    patches = [np.prod(item.planned.geometry.grid) for item in shown]
     return {
         "fetches": fetches,
         "bytes_fetched": bytes_fetched,
@@ -172,7 +200,7 @@ def _counts(items: Sequence[DecodedMedia], oom_splits: int, *, fetches: int, byt
         "frames_decoded": sum(len(item.shown) for item in shown if item.planned.probe.modality == "video"),
         "encodes": len(shown),
         "features_reused": sum(item.shard is not None for item in items),
-        "computed_tokens": int(sum(patches)),
+        "computed_tokens": sum(patches(item.planned.geometry) for item in shown),
         "padded_tokens": 0,
         "oom_splits": oom_splits,
     }
