@@ -37,6 +37,7 @@ COUNTS = (
     "text_tokens",
     "text_padded_tokens",
     "items_carried",
+    "oom_splits",
 )
 SANDBOX_COUNT = "sandbox:"  # begins the names of counts: media that a decoder had, by what kept it in
 SECONDS = ("encode_pass", "generate_pass", "pool_pass", "total", "ray_startup")
