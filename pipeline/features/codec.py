@@ -87,10 +87,15 @@ def _describe(record: FeatureRecord) -> str:
         "container": record.container,
         "unit": record.unit,
         "slot": record.slot,
-        "geometry": dataclasses.asdict(record.geometry),
-        "placeholder": dataclasses.asdict(record.placeholder),
+        "geometry": _plain(record.geometry),
+        "placeholder": _plain(record.placeholder),
     }
     return canonical_json(facts).decode()
+
+
+def _plain(value: Any) -> dict[str, Any]:
+    # Not `asdict`, which copies every number of every tuple: a tenth of a millisecond for each record.
+    return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
 
 
 def _tupled(value: Any) -> Any:

@@ -16,7 +16,14 @@ from transformers import CLIPModel, Siglip2Model, SiglipModel
 from pipeline.errors import ConfigError
 from pipeline.features.identity import canonical_json
 from pipeline.models.checkpoint import load_config, load_tokenizer, load_whole, tokenizer_digest, weights_digest
-from pipeline.models.image_sizing import Images, ImageSizing, load_image_processor, network_inputs, read_sizing
+from pipeline.models.image_sizing import (
+    Images,
+    ImageSizing,
+    load_image_processor,
+    network_inputs,
+    read_sizing,
+    shown_images,
+)
 from pipeline.models.location import resolve_model
 from pipeline.models.padding import pad_mask, pad_rows
 from pipeline.models.vision_language import resolve_device
@@ -217,14 +224,19 @@ class ImageTower:
         """Digest over the tower's and its projection's weights, at the loaded precision."""
         return weights_digest(self.model)
 
-    @torch.inference_mode()
     def embed_images(self, images: Images) -> npt.NDArray[np.float32]:
         """float32 vectors (B, D) of B uint8 images (H, W, 3), or of one array (B, H, W, 3), in order.
 
         Each image has its `resized_size`, or has been cropped to its `cropped_size` already. Sizes may differ. Raises
         `ValueError` for an image that has neither.
         """
-        inputs = network_inputs(self.facts.image_processor, self.facts.sizing, images, self.device)
+        shown = shown_images(self.facts.sizing, images)
+        return np.asarray(self.compute([image.to(self.device) for image in shown]).cpu().numpy())
+
+    @torch.inference_mode()
+    def compute(self, shown: Sequence[torch.Tensor]) -> torch.Tensor:
+        """float32 vectors (B, D) of B images as the tower is shown them, uint8 (H, W, 3); all on its device."""
+        inputs = network_inputs(self.facts.image_processor, self.facts.sizing, shown)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
         output = self.model.get_image_features(**inputs)
-        return np.asarray(finish(output.pooler_output.float(), self.facts.image_contract).cpu().numpy())
+        return finish(output.pooler_output.float(), self.facts.image_contract)

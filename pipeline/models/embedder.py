@@ -6,7 +6,6 @@ A dual encoder has both; a sentence-transformers folder, or any encoder with its
 from __future__ import annotations
 
 import hashlib
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -22,6 +21,8 @@ from pipeline.models.dual_encoder import FAMILIES, DualEncoderFacts, ImageTower,
 from pipeline.models.image_classifier import ImageClassifier
 from pipeline.models.location import resolve_model
 from pipeline.models.text import TextEmbedder, TextFacts
+from pipeline.models.transfer import DeviceLink, Fetched, Mark
+from pipeline.models.vision_encoder import StagedMedia
 from pipeline.pooling.contract import PoolingContract
 from pipeline.schema import Frames, Geometry, Modality, Placeholder
 
@@ -125,6 +126,33 @@ class FrameVectors:
         )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VectorBatch:
+    """Items whose vectors are still on their way to the host."""
+
+    staged: StagedMedia
+    fetched: Fetched
+    started: Mark
+    computed: Mark
+
+    def wait(self, seconds: dict[str, float]) -> list[FrameVectors]:
+        """The items, when they can be read; any thread may ask. Adds `vision_encode` seconds, with the processor's."""
+        self.fetched.wait()
+        taken = self.started.seconds_until(self.computed)
+        seconds["vision_encode"] = seconds.get("vision_encode", 0.0) + taken
+        [vectors] = self.fetched.tensors
+        items = self.staged.items
+        found = torch.split_with_sizes(vectors, [len(item.pixels) for item in items])
+        return [
+            FrameVectors(
+                slot=self.staged.modality,
+                vectors=np.asarray(each.numpy()),
+                geometry=replace(planned, timestamps=item.pts_seconds if self.staged.modality == "video" else ()),
+            )
+            for each, item, planned in zip(found, items, self.staged.geometries, strict=True)
+        ]
+
+
 class FrameEncoder:
     """A network that looks at each frame by itself, on the frames of planned items.
 
@@ -132,28 +160,22 @@ class FrameEncoder:
     """
 
     def __init__(self, network: ImageTower | ImageClassifier) -> None:
-        self.device = network.device
-        self.compute = network.logits if isinstance(network, ImageClassifier) else network.embed_images
+        self.network = network
+        self.link = DeviceLink(network.device)
 
-    def encode(
-        self, modality: Modality, items: Sequence[Frames], geometries: Sequence[Geometry], seconds: dict[str, float]
-    ) -> list[FrameVectors]:
-        """Vectors of planned frames, in order; adds `vision_encode` seconds, the processor's part included.
+    def stage(self, modality: Modality, items: Sequence[Frames], geometries: Sequence[Geometry]) -> StagedMedia:
+        """What can be done for a batch while the one before is computed, in another thread. Shapes may differ."""
+        sent = self.link.send_frames(items)
+        return StagedMedia(modality=modality, items=items, geometries=geometries, frames=sent)
+
+    def compute(self, staged: StagedMedia) -> VectorBatch:
+        """Vectors of what was staged, for which the host does not wait.
 
         Raises `torch.OutOfMemoryError` as it comes.
         """
-        started = time.perf_counter()
-        # Of all items, (H, W, 3) each: a padded tower's differ.
-        vectors = self.compute([frame for item in items for frame in item.pixels])
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds["vision_encode"] = seconds.get("vision_encode", 0.0) + time.perf_counter() - started
-        ends = np.cumsum([len(item.pixels) for item in items])
-        return [
-            FrameVectors(
-                slot=modality,
-                vectors=np.ascontiguousarray(vectors[end - len(item.pixels) : end]),
-                geometry=replace(planned, timestamps=item.pts_seconds if modality == "video" else ()),
-            )
-            for end, item, planned in zip(ends, items, geometries, strict=True)
-        ]
+        assert staged.frames is not None
+        started = self.link.mark()
+        frames = [frame for item in self.link.receive(staged.frames) for frame in item]
+        vectors = self.network.compute(frames)
+        computed = self.link.mark()
+        return VectorBatch(staged=staged, fetched=self.link.fetch([vectors]), started=started, computed=computed)

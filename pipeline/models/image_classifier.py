@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,6 +26,7 @@ from pipeline.models.image_sizing import (
     load_image_processor,
     network_inputs,
     read_sizing,
+    shown_images,
 )
 from pipeline.models.location import resolve_model
 from pipeline.models.vision_language import resolve_device
@@ -135,7 +137,12 @@ class ImageClassifier:
 
         Images are sized already. Raises `ValueError` for one that is not.
         """
-        return self._forward(network_inputs(self.facts.image_processor, self.facts.sizing, images, self.device))
+        shown = shown_images(self.facts.sizing, images)
+        return np.asarray(self.compute([image.to(self.device) for image in shown]).cpu().numpy())
+
+    def compute(self, shown: Sequence[torch.Tensor]) -> torch.Tensor:
+        """float32 logits (B, labels) of B images as the network is shown them, uint8 (H, W, 3); all on its device."""
+        return self._forward(network_inputs(self.facts.image_processor, self.facts.sizing, shown))
 
     def check(self) -> None:
         """Raise `ConfigError` where logits of sized images in a batch are not those of the processor's own alone."""
@@ -143,7 +150,8 @@ class ImageClassifier:
         images = [rng.integers(0, 256, (*size, 3), dtype=np.uint8) for size in _TRIED_SIZES]
         where = f"model {self.facts.model!r}"
         try:
-            theirs = [self._forward(self.facts.image_processor(images=[i], return_tensors="pt")) for i in images]
+            inputs = [self.facts.image_processor(images=[i], return_tensors="pt") for i in images]
+            theirs = [self._forward(each).cpu().numpy() for each in inputs]
         except (ValueError, RuntimeError) as error:
             raise ConfigError(f"{where} does not take what its own image processor makes: {error}") from error
         ours, expected = self.logits([self.facts.sizing.apply(image) for image in images]), np.concatenate(theirs)
@@ -158,7 +166,8 @@ class ImageClassifier:
             raise ConfigError(f"{where} gives other logits of an image in a batch than alone, by up to {gap:.1e}")
 
     @torch.inference_mode()
-    def _forward(self, inputs: Any) -> npt.NDArray[np.float32]:
+    def _forward(self, inputs: Any) -> torch.Tensor:
         inputs = inputs.to(self.device)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.model.dtype)
-        return np.asarray(self.model(**inputs).logits.float().cpu().numpy())
+        logits: torch.Tensor = self.model(**inputs).logits.float()
+        return logits

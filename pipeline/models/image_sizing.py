@@ -76,8 +76,9 @@ def check_sizing(where: str, processor: Any, sizing: ImageSizing) -> None:
     rng = np.random.default_rng(3)
     for height, width in _TRIED_SIZES:
         image = rng.integers(0, 256, (height, width, 3), dtype=np.uint8)
-        theirs = processor(images=[image], return_tensors="pt", **_options(sizing, [sizing.apply(image)]))
-        ours = network_inputs(processor, sizing, [sizing.apply(image)], torch.device("cpu"))
+        shown = shown_images(sizing, [sizing.apply(image)])
+        theirs = processor(images=[image], return_tensors="pt", **_options(sizing, shown))
+        ours = network_inputs(processor, sizing, shown)
         if ours.keys() != theirs.keys() or not all(torch.equal(ours[name], theirs[name]) for name in ours):
             raise ConfigError(
                 f"{where}: its image processor, {type(processor).__name__}, makes something else of an image of "
@@ -85,8 +86,8 @@ def check_sizing(where: str, processor: Any, sizing: ImageSizing) -> None:
             )
 
 
-def network_inputs(processor: Any, sizing: ImageSizing, images: Images, device: torch.device) -> Any:
-    """What the network takes for uint8 images (H, W, 3), or one array of them, that are resized, or cropped too.
+def shown_images(sizing: ImageSizing, images: Images) -> list[torch.Tensor]:
+    """uint8 (H, W, 3) tensors, as the network is shown them, of images that are resized, or cropped too.
 
     Raises `ValueError` for an image that has neither size.
     """
@@ -94,12 +95,17 @@ def network_inputs(processor: Any, sizing: ImageSizing, images: Images, device: 
         _check_size(sizing, image)
     crop = sizing.crop
     shown = [image if crop in (None, image.shape[:2]) else crop_frames(image[None], crop)[0] for image in images]
-    tensors = [torch.from_numpy(image).permute(2, 0, 1).contiguous().to(device) for image in shown]
+    return [torch.from_numpy(image) for image in shown]
+
+
+def network_inputs(processor: Any, sizing: ImageSizing, shown: Sequence[torch.Tensor]) -> Any:
+    """What the network takes for images as it is shown them, uint8 (H, W, 3); made on the device that has them."""
+    tensors = [image.permute(2, 0, 1).contiguous() for image in shown]
     options: dict[str, Any] = {"do_resize": False, "input_data_format": "channels_first", "return_tensors": "pt"}
-    return processor(images=tensors, **options, **_options(sizing, shown)).to(device)
+    return processor(images=tensors, **options, **_options(sizing, shown)).to(tensors[0].device)
 
 
-def _options(sizing: ImageSizing, shown: Sequence[npt.NDArray[np.uint8]]) -> dict[str, Any]:
+def _options(sizing: ImageSizing, shown: Sequence[torch.Tensor]) -> dict[str, Any]:
     if not isinstance(sizing.resize, MaxPatches):
         return {}
     patch = sizing.resize.patch_size

@@ -60,6 +60,48 @@ def process_item(
     )
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProcessedItems:
+    """Items of one modality as their processor prepares them together: as `ProcessedItem`, in tensors that hold all."""
+
+    slot: Modality
+    pixels: dict[str, torch.Tensor]
+    inputs: dict[str, torch.Tensor]
+    placeholders: tuple[Placeholder, ...]
+
+
+def process_items(
+    processor: Any,
+    media_tokens: Sequence[str],
+    modality: Modality,
+    frames: Sequence[torch.Tensor],
+    times: Sequence[Sequence[float]],
+    durations_seconds: Sequence[float],
+) -> ProcessedItems:
+    """`process_item` of several items in one call of the processor. Raises what a processor raises that cannot."""
+    # Tensors of the media only: token ids are of no use here, and differ in length.
+    options: dict[str, Any] = {"return_tensors": "pt"}
+    media: dict[str, Any]
+    if modality == "image":
+        media = {"images": [[each[0]] for each in frames], "images_kwargs": options}  # a list for each text
+    else:
+        shown = zip(times, durations_seconds, strict=True)
+        options |= {"video_metadata": [_metadata(*each) for each in shown], "do_sample_frames": False}
+        media = {"videos": list(frames), "videos_kwargs": options}
+    text = [getattr(processor, f"{modality}_token")] * len(frames)
+    media["text_kwargs"] = {"return_tensors": None}
+    outputs = dict(processor(text=text, return_text_replacement_offsets=True, **media))
+    texts = [replaced["replacement"] for [replaced] in outputs["text_replacement_offsets"]]
+    tensors = {name: value for name, value in outputs.items() if isinstance(value, torch.Tensor)}
+    pixels = {name: tensor for name, tensor in tensors.items() if "pixel" in name}
+    return ProcessedItems(
+        slot="video" if any("video" in name for name in pixels) else "image",
+        pixels=pixels,
+        inputs={name: tensor for name, tensor in tensors.items() if name not in pixels},
+        placeholders=tuple(collapse(text, media_tokens) for text in texts),
+    )
+
+
 def run_processor(
     processor: Any,
     text: str,
@@ -72,8 +114,11 @@ def run_processor(
     options: dict[str, Any] = {"return_tensors": "pt", "return_text_replacement_offsets": True}
     if modality == "image":
         return processor(text=[text], images=[frames[0]], **options)
+    videos = {"video_metadata": [_metadata(times, duration_seconds)], "do_sample_frames": False}
+    return processor(text=[text], videos=[frames], videos_kwargs=videos, **options)
+
+
+def _metadata(times: Sequence[float], duration_seconds: float) -> dict[str, Any]:
     # Counted at one frame a second, indices are the true times, which some processors write into the prompt, and the
     # number of frames is the duration, from which some work out the seconds that a grid step takes.
-    metadata = {"total_num_frames": duration_seconds, "fps": 1.0, "frames_indices": list(times)}
-    videos = {"video_metadata": [metadata], "do_sample_frames": False}
-    return processor(text=[text], videos=[frames], videos_kwargs=videos, **options)
+    return {"total_num_frames": duration_seconds, "fps": 1.0, "frames_indices": list(times)}

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from pipeline.features.codec import Container, FeatureRecord, TensorView
 from pipeline.models.checkpoint import weights_digest
+from pipeline.models.features import one_item, split_inputs, split_items
 from pipeline.models.halves import load_half
 from pipeline.models.location import resolve_model
-from pipeline.models.processing import process_item
+from pipeline.models.patch_embedding import multiply_patches
+from pipeline.models.processing import ProcessedItems, process_item, process_items
+from pipeline.models.transfer import DeviceLink, Fetched, Mark, Sent, channels_first, frames_tensor
 from pipeline.models.vision_language import VisionLanguageFacts, resolve_device
 from pipeline.schema import Frames, Geometry, Modality, Placeholder
 
@@ -48,137 +52,221 @@ class EncodedItem:
         )
 
 
+# Which items of a modality go through processor and tower together: any, or those of one shape.
+Together = Literal["any", "one_shape"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Group:
+    """Items that were prepared on the host together; `pixels` names the tensors that were sent before `inputs`."""
+
+    frames: Sequence[Frames]
+    geometries: Sequence[Geometry]
+    processed: ProcessedItems
+    sent: Sent
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StagedMedia:
+    """A batch on its way to the device: frames as they are, or groups of what the processor made of them."""
+
+    modality: Modality
+    items: Sequence[Frames]
+    geometries: Sequence[Geometry]
+    frames: Sent | None = None
+    groups: Sequence[_Group] = ()
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedPart:
+    """Items whose features are still on their way to the host, and when each step of them began."""
+
+    items: list[EncodedItem]
+    fetched: Fetched
+    started: Mark
+    processed: Mark
+    computed: Mark
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EncodedBatch:
+    """A batch whose features are still on their way to the host. `prepare_seconds` is what staging took of the host."""
+
+    parts: list[EncodedPart]
+    prepare_seconds: float = 0.0
+
+    def wait(self, seconds: dict[str, float]) -> list[EncodedItem]:
+        """The items, when they can be read; any thread may ask. Adds `mm_processor` and `vision_encode` seconds."""
+        processing, encoding = self.prepare_seconds, 0.0
+        for part in self.parts:
+            part.fetched.wait()
+            processing += part.started.seconds_until(part.processed)
+            encoding += part.processed.seconds_until(part.computed)
+        seconds["mm_processor"] = seconds.get("mm_processor", 0.0) + processing
+        seconds["vision_encode"] = seconds.get("vision_encode", 0.0) + encoding
+        return [item for part in self.parts for item in part.items]
+
+
 class VisionEncoder:
-    """Tower and projector on one device."""
+    """Tower and projector on one device.
+
+    Items whose frames were planned by rule have their final size and go through the tower together. Others are
+    prepared by the model's own processor: together as `together` allows, which `pair_check.check_pairs` finds out, and
+    one by one where it says nothing.
+    """
 
     def __init__(self, facts: VisionLanguageFacts, *, dtype: str, device: str, attention: str | None = None) -> None:
         self.facts = facts
         self.device = torch.device(resolve_device(device))
         path = resolve_model(facts.model)
         self.model: Any = load_half(path, "encoder", dtype=dtype, device=str(self.device), attention=attention)
+        multiply_patches(self.model)
+        self.link = DeviceLink(self.device)
+        self.together: dict[Modality, Together] = {}
 
     def weights_digest(self) -> str:
         """Digest over names, types, shapes and bytes of tower and projector, at the loaded precision."""
         return weights_digest(self.model)
 
-    @torch.inference_mode()
     def encode(
         self, modality: Modality, items: Sequence[Frames], geometries: Sequence[Geometry], seconds: dict[str, float]
     ) -> list[EncodedItem]:
-        """Features of planned frames of one modality, in order; adds `mm_processor` and `vision_encode` seconds.
+        """Features of planned frames of one modality, in order: `stage` and `compute`, waited for."""
+        return self.compute(self.stage(modality, items, geometries)).wait(seconds)
 
-        Frames that were planned by rule have their final size and go through the tower together; others are prepared
-        and encoded one by one. Raises `RuntimeError` when the processor does not do what was planned, and
-        `torch.OutOfMemoryError` as it comes.
+    @torch.inference_mode()
+    def stage(self, modality: Modality, items: Sequence[Frames], geometries: Sequence[Geometry]) -> StagedMedia:
+        """What can be done for a batch while the one before is computed, in another thread.
+
+        Raises `RuntimeError` when the processor does not do what was planned.
         """
+        staged = StagedMedia(modality=modality, items=items, geometries=geometries)
         if modality in self.facts.rules:
-            return self._encode_together(modality, items, geometries, seconds)
-        pairs = zip(items, geometries, strict=True)
-        return [self._encode_alone(modality, frames, geometry, seconds) for frames, geometry in pairs]
-
-    def _encode_together(
-        self, modality: Modality, items: Sequence[Frames], geometries: Sequence[Geometry], seconds: dict[str, float]
-    ) -> list[EncodedItem]:
+            return replace(staged, frames=self.link.send_frames(items))
         started = time.perf_counter()
+        groups = []
+        for run in _runs(items, self.together.get(modality)):
+            groups.append(self._prepared(modality, items[run], geometries[run]))
+        return replace(staged, groups=groups, seconds=time.perf_counter() - started)
+
+    @torch.inference_mode()
+    def compute(self, staged: StagedMedia) -> EncodedBatch:
+        """Features of what was staged, for which the host does not wait.
+
+        Raises `RuntimeError` when the processor does not do what was planned, and `torch.OutOfMemoryError` as it comes.
+        """
+        if staged.frames is not None:
+            return EncodedBatch(parts=[self._compute_frames(staged, staged.frames)])
+        parts = [self._compute_group(staged.modality, group) for group in staged.groups]
+        return EncodedBatch(parts=parts, prepare_seconds=staged.seconds)
+
+    def _compute_frames(self, staged: StagedMedia, frames: Sent) -> EncodedPart:
+        started = self.link.mark()
+        modality, geometries = staged.modality, staged.geometries
         processor = getattr(self.facts.processor, f"{modality}_processor")
         options: dict[str, Any] = {"do_resize": False, "input_data_format": "channels_first", "return_tensors": "pt"}
-        tensors = [self._on_device(frames) for frames in items]
+        tensors = [channels_first(each) for each in self.link.receive(frames)]
         if modality == "image":
-            inputs = processor(images=[tensor[0] for tensor in tensors], **options).to(self.device)
+            inputs = processor(images=[tensor[0] for tensor in tensors], **options)
         else:
-            inputs = processor(videos=tensors, do_sample_frames=False, **options).to(self.device)
-        processed = time.perf_counter()
-        output = self._features(modality, dict(inputs))
-        per_item: list[dict[str, torch.Tensor]] = [{} for _ in items]
-        for name, pieces in _feature_fields(output):
-            for tensors_of_item, piece in zip(per_item, pieces, strict=True):
-                # A copy of its own: a view would keep the whole batch alive and be stored whole.
-                tensors_of_item[name] = piece.detach().to("cpu", copy=True).contiguous()
-        _add_seconds(seconds, started, processed)
+            inputs = processor(videos=tensors, do_sample_frames=False, **options)
         grids = inputs[f"{modality}_grid_thw"].cpu()
-        encoded = []
-        for frames, planned, grid, features in zip(items, geometries, grids, per_item, strict=True):
+        for planned, grid in zip(geometries, grids, strict=True):
             if tuple(grid.tolist()) != planned.grid:
                 raise RuntimeError(f"the processor made a grid of {grid.tolist()} where {planned.grid} was planned")
-            geometry = replace(planned, timestamps=frames.pts_seconds if modality == "video" else ())
+        processed = self.link.mark()
+        output = self._features(modality, dict(inputs.to(self.device)))
+        container, features = split_items(output, [planned.feature_length for planned in geometries])
+        computed = self.link.mark()
+        features, fetched = self._fetch(features)
+        placeholders: dict[Any, Placeholder] = {}
+        encoded = []
+        for item, planned, grid, of_item in zip(staged.items, geometries, grids, features, strict=True):
+            geometry = replace(planned, timestamps=item.pts_seconds if modality == "video" else ())
+            shown = (geometry.grid, geometry.timestamps)
+            if shown not in placeholders:
+                placeholders[shown] = self.facts.placeholder(modality, geometry)
             encoded.append(
                 EncodedItem(
                     slot=modality,
-                    container="tuple",
-                    tensors=features,
+                    container=container,
+                    tensors=of_item,
                     inputs={f"{modality}_grid_thw": grid[None]},
                     geometry=geometry,
-                    placeholder=self.facts.placeholder(modality, geometry),
+                    placeholder=placeholders[shown],
                 )
             )
-        return encoded
+        return EncodedPart(items=encoded, fetched=fetched, started=started, processed=processed, computed=computed)
 
-    def _encode_alone(
-        self, modality: Modality, frames: Frames, planned: Geometry, seconds: dict[str, float]
-    ) -> EncodedItem:
-        started = time.perf_counter()
-        pixels = torch.from_numpy(frames.pixels).permute(0, 3, 1, 2).contiguous()
-        item = process_item(
-            self.facts.processor,
-            self.facts.media_tokens,
-            modality,
-            pixels,
-            frames.pts_seconds,
-            planned.duration_seconds,
-        )
-        if item.placeholder.num_tokens != planned.feature_length:
-            raise RuntimeError(
-                f"the processor made {item.placeholder.num_tokens} placeholders where {planned.feature_length} were "
-                "planned"
+    def _prepared(self, modality: Modality, items: Sequence[Frames], geometries: Sequence[Geometry]) -> _Group:
+        processor, tokens = self.facts.processor, self.facts.media_tokens
+        frames = [channels_first(frames_tensor(item)) for item in items]
+        times = [item.pts_seconds for item in items]
+        durations = [planned.duration_seconds for planned in geometries]
+        if len(items) == 1:
+            one = process_item(processor, tokens, modality, frames[0], times[0], durations[0])
+            processed = ProcessedItems(
+                slot=one.slot, pixels=one.pixels, inputs=one.inputs, placeholders=(one.placeholder,)
             )
-        processed = time.perf_counter()
-        tensors = {name: tensor.to(self.device) for name, tensor in (item.pixels | item.inputs).items()}
-        container, features = _one_item(self._features(item.slot, tensors))
-        _add_seconds(seconds, started, processed)
-        return EncodedItem(
-            slot=item.slot,
-            container=container,
-            tensors=features,
-            inputs=item.inputs,
-            geometry=replace(planned, timestamps=frames.pts_seconds if modality == "video" else ()),
-            placeholder=item.placeholder,
-        )
+        else:
+            processed = process_items(processor, tokens, modality, frames, times, durations)
+        for placeholder, planned in zip(processed.placeholders, geometries, strict=True):
+            if placeholder.num_tokens != planned.feature_length:
+                raise RuntimeError(
+                    f"the processor made {placeholder.num_tokens} placeholders where {planned.feature_length} were "
+                    "planned"
+                )
+        sent = self.link.send([*processed.pixels.values(), *processed.inputs.values()])
+        return _Group(frames=items, geometries=geometries, processed=processed, sent=sent)
+
+    def _compute_group(self, modality: Modality, group: _Group) -> EncodedPart:
+        started = self.link.mark()
+        processed, count = group.processed, len(group.frames)
+        names = [*processed.pixels, *processed.inputs]
+        output = self._features(processed.slot, dict(zip(names, self.link.receive(group.sent), strict=True)))
+        if count == 1:
+            container, tensors = one_item(output)
+            features, inputs = [tensors], [processed.inputs]
+        else:
+            container, features = split_items(output, [each.num_tokens for each in processed.placeholders])
+            inputs = split_inputs(processed.inputs, count)
+        computed = self.link.mark()
+        features, fetched = self._fetch(features)
+        encoded = []
+        for k, (item, planned) in enumerate(zip(group.frames, group.geometries, strict=True)):
+            encoded.append(
+                EncodedItem(
+                    slot=processed.slot,
+                    container=container,
+                    tensors=features[k],
+                    inputs=inputs[k],
+                    geometry=replace(planned, timestamps=item.pts_seconds if modality == "video" else ()),
+                    placeholder=processed.placeholders[k],
+                )
+            )
+        return EncodedPart(items=encoded, fetched=fetched, started=started, processed=started, computed=computed)
 
     def _features(self, slot: Modality, inputs: dict[str, torch.Tensor]) -> Any:
         function = getattr(self.model, f"get_{slot}_features")
         accepted = inspect.signature(function).parameters
         return function(**{name: tensor for name, tensor in inputs.items() if name in accepted}, return_dict=True)
 
-    def _on_device(self, frames: Frames) -> torch.Tensor:
-        tensor = torch.from_numpy(frames.pixels).permute(0, 3, 1, 2).contiguous()  # (T, C, H, W)
-        if self.device.type == "cpu":
-            return tensor
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+    def _fetch(self, features: Sequence[dict[str, torch.Tensor]]) -> tuple[list[dict[str, torch.Tensor]], Fetched]:
+        fetched = self.link.fetch([tensor for of_item in features for tensor in of_item.values()])
+        arriving = iter(fetched.tensors)
+        return [{name: next(arriving) for name in of_item} for of_item in features], fetched
 
 
-def _add_seconds(seconds: dict[str, float], started: float, processed: float) -> None:
-    seconds["mm_processor"] = seconds.get("mm_processor", 0.0) + processed - started
-    seconds["vision_encode"] = seconds.get("vision_encode", 0.0) + time.perf_counter() - processed
-
-
-def _feature_fields(output: Any) -> list[tuple[str, Any]]:
-    """Projected features and deep-stack levels by name: all that the language model is handed."""
-    fields: list[tuple[str, Any]] = [("pooler_output", output.pooler_output)]
-    for level, features in enumerate(getattr(output, "deepstack_features", None) or ()):
-        fields.append((f"deepstack_features.{level}", features))
-    return fields
-
-
-def _one_item(output: Any) -> tuple[Container, dict[str, torch.Tensor]]:
-    """The container kind and the tensors of an output that holds one item."""
-    tensors = {}
-    container: Container = "tensor"
-    for name, value in _feature_fields(output):
-        if isinstance(value, list | tuple):
-            container = "tuple"
-            [value] = value
-        tensors[name] = value.detach().to("cpu", copy=True).contiguous()
-    return container, tensors
+def _runs(items: Sequence[Frames], together: Together | None) -> list[slice]:
+    """Neighbours that are prepared and encoded together."""
+    if together == "any":
+        return [slice(0, len(items))]
+    if together is None:
+        return [slice(k, k + 1) for k in range(len(items))]
+    lengths = [len(list(run)) for _, run in itertools.groupby(items, key=lambda item: item.pixels.shape)]
+    ends = list(itertools.accumulate(lengths))
+    return [slice(end - length, end) for end, length in zip(ends, lengths, strict=True)]
 
 
 def _tensor_view(tensor: torch.Tensor) -> TensorView:

@@ -42,6 +42,7 @@ COUNTS = (
     "frames_fallbacks",
     "frames_bytes_read",
     "frames_bytes_written",
+    "oom_splits",
 )
 SANDBOX_COUNT = "sandbox:"  # begins the names of counts: media that a decoder had, by what kept it in
 SECONDS = ("encode_pass", "generate_pass", "pool_pass", "total", "ray_startup")

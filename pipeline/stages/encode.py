@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,24 +14,37 @@ import pyarrow as pa
 
 from pipeline.planning.buckets import BatchBudget, computed_tokens
 from pipeline.runs.summary import SANDBOX_COUNT
-from pipeline.schema import Frames, ItemFailure, Receipt
-from pipeline.stages.computing import compute_alone, in_halves
+from pipeline.schema import Frames, Geometry, ItemFailure, Receipt
+from pipeline.stages.computing import Room, compute_alone, in_halves, one_ahead
 from pipeline.stages.context import StageContext
 from pipeline.stages.kept_frames import FrameKeeper
 from pipeline.stages.outcomes import ENCODE_OUTCOME, count_codes, write_outcome
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, flat_frames, receipt_table
 
 if TYPE_CHECKING:
-    from pipeline.models.embedder import FrameEncoder, FrameVectors
-    from pipeline.models.vision_encoder import EncodedItem, VisionEncoder
+    from pipeline.models.embedder import FrameEncoder, VectorBatch
+    from pipeline.models.vision_encoder import EncodedBatch, StagedMedia, VisionEncoder
 
 _COUNTED_BY_DECODE = ("fetches", "bytes_fetched", "frames_bytes_read", "frames_fallbacks")
+
+
+@dataclass(kw_only=True, slots=True)
+class _Staged:
+    """A batch on its way to the device, in as many runs as there is room for at a time."""
+
+    batch: dict[str, Any]
+    items: list[DecodedMedia]
+    shown: list[DecodedMedia]
+    frames: list[Frames]
+    runs: list[StagedMedia]
+    started: float
 
 
 class EncodeBatches:
     """Stage, one an accelerator: batches (`BATCH_SCHEMA`) with pixels → rows of `RECEIPT_SCHEMA`.
 
-    A receipt leaves after its batch is committed; the next batch is encoded while the last one commits.
+    A receipt leaves after its batch is committed; the next batch is encoded while the last one commits, and on an
+    accelerator the one after it is prepared and sent there meanwhile.
     """
 
     def __init__(self, context: StageContext, device: str) -> None:
@@ -40,41 +54,48 @@ class EncodeBatches:
         self.writer = context.store_writer()
         store = context.frame_store
         self.keeper = None if store is None else FrameKeeper(store, context.identity)
+        self.room = Room()
         self.committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
+        # A CPU worker has one core, and nothing to wait for.
+        self.stager = None if device == "cpu" else ThreadPoolExecutor(1, thread_name_prefix="stage")
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
         """One table of one receipt for each row, in order."""
         waiting: Future[Receipt] | None = None
-        for index in range(batches.num_rows):
-            commit = self._encode(batches.slice(index, 1))
+        rows = [batches.slice(index, 1) for index in range(batches.num_rows)]
+        for staged in one_ahead(self._stage, rows, self.stager):
+            splits = {"oom_splits": max(0, len(staged.runs) - 1)}
+            encoded = [part for run in staged.runs for part in encode_splitting(self.encoder, run, self.room, splits)]
             if waiting is not None:
                 yield receipt_table(waiting.result())
-            waiting = self.committer.submit(commit)
+            waiting = self.committer.submit(self._commit, staged, encoded, splits)
         if waiting is not None:
             yield receipt_table(waiting.result())
 
-    def _encode(self, row: pa.Table) -> Callable[[], Receipt]:
+    def _stage(self, row: pa.Table) -> _Staged:
         started = time.time()
         [batch] = row.drop_columns("pixels").to_pylist()
         items = [_decoded(item) for item in batch["items"]]
         shown = [item for item in items if item.has_pixels]
         frames = _frames(row["pixels"][0].as_buffer(), shown)
-        seconds: dict[str, float] = {}
-        splits = {"oom_splits": 0}
-        encoded = encode_splitting(self.encoder, shown, frames, seconds, splits) if shown else []
-        times = {
-            "encoder_queue_ms": 1e3 * (started - batch["decoded_at"]),
-            "mm_processor_ms": 1e3 * seconds.get("mm_processor", 0.0),
-            "vision_encode_ms": 1e3 * seconds.get("vision_encode", 0.0),
-        }
-        counts = _counts(items, self.context.batch_budget, splits["oom_splits"])
+        geometries = [item.planned.geometry for item in shown]
+        runs = [
+            self.encoder.stage(shown[0].planned.probe.modality, frames[run], geometries[run])
+            for run in self.room.runs([patches(geometry) for geometry in geometries])
+            if shown
+        ]
+        return _Staged(batch=batch, items=items, shown=shown, frames=frames, runs=runs, started=started)
+
+    def _receipt(self, staged: _Staged, seconds: dict[str, float], oom_splits: int) -> Receipt:
+        batch, items = staged.batch, staged.items
+        counts = _counts(items, self.context.batch_budget, oom_splits)
         counts |= {name: batch[name] for name in _COUNTED_BY_DECODE}
         tried = sum(item.was_decoded or (item.failure is not None and item.failure.stage == "decode") for item in items)
         if tried:
             counts[SANDBOX_COUNT + batch["sandbox"]] = tried
         seconds["media_fetch"] = sum(item.fetch_ms for item in items) / 1e3
         seconds["media_decode"] = sum(item.decode_ms for item in items) / 1e3
-        receipt = Receipt(
+        return Receipt(
             stage="encode",
             window=batch["window"],
             batch=batch["batch"],
@@ -83,38 +104,40 @@ class EncodeBatches:
             seconds=seconds,
             quarantine=count_codes(item.failure.code for item in items if item.failure),
         )
-        kept = list(zip(shown, frames, strict=True)) if self.keeper is not None else []
-        return lambda: self._commit(self._keep(receipt, kept), items, shown, encoded, times)
 
-    def _keep(self, receipt: Receipt, shown: Sequence[tuple[DecodedMedia, Frames]]) -> Receipt:
+    def _keep(self, receipt: Receipt, staged: _Staged) -> Receipt:
         """Commit the frames, where they are kept, and count them."""
         if self.keeper is None:
             return receipt
-        missed = sum(item.was_decoded for item, _ in shown)
+        shown = list(zip(staged.shown, staged.frames, strict=True))
+        missed = sum(item.was_decoded for item in staged.shown)
         kept = {"frames_missed": missed, "frames_bytes_written": self.keeper.keep(shown, receipt.window)}
         return replace(receipt, counts=receipt.counts | kept)
 
     def _commit(
-        self,
-        receipt: Receipt,
-        items: Sequence[DecodedMedia],
-        shown: Sequence[DecodedMedia],
-        encoded: Sequence[EncodedItem | FrameVectors],
-        times: dict[str, float],
+        self, staged: _Staged, encoded: Sequence[EncodedBatch | VectorBatch], splits: dict[str, int]
     ) -> Receipt:
+        seconds: dict[str, float] = {}
+        features = [item for part in encoded for item in part.wait(seconds)]
+        receipt = self._keep(self._receipt(staged, seconds, splits["oom_splits"]), staged)
         started = time.perf_counter()
         terms = {
             i.planned.position: self.context.identity.key_terms(i.planned, i.planned.content or "")
-            for i in items
+            for i in staged.items
             if i.failure is None
         }
         keys = {position: each.digest() for position, each in terms.items()}
         records = [
-            (keys[item.planned.position], features.record(terms[item.planned.position].as_dict()))
-            for item, features in zip(shown, encoded, strict=True)
+            (keys[item.planned.position], found.record(terms[item.planned.position].as_dict()))
+            for item, found in zip(staged.shown, features, strict=True)
         ]
         shard = self.writer.put(records, receipt.window) if records else ""
-        rows = [_outcome(item, keys.get(item.planned.position), shard, times) for item in items]
+        times = {
+            "encoder_queue_ms": 1e3 * (staged.started - staged.batch["decoded_at"]),
+            "mm_processor_ms": 1e3 * seconds.get("mm_processor", 0.0),
+            "vision_encode_ms": 1e3 * seconds.get("vision_encode", 0.0),
+        }
+        rows = [_outcome(item, keys.get(item.planned.position), shard, times) for item in staged.items]
         receipt = replace(receipt, shard=shard, seconds={**receipt.seconds, "commit": time.perf_counter() - started})
         write_outcome(self.context.folder, receipt, rows, ENCODE_OUTCOME)
         return receipt
@@ -124,9 +147,12 @@ def _load_encoder(context: StageContext, device: str) -> VisionEncoder | FrameEn
     # Imported when it is known which: each takes seconds to import.
     options: dict[str, Any] = context.config.encode.model_dump(include={"dtype", "attention"})
     if context.checked.kind == "vision_language":
+        from pipeline.models.pair_check import check_pairs
         from pipeline.models.vision_encoder import VisionEncoder
 
-        return VisionEncoder(context.facts, device=device, **options)
+        encoder = VisionEncoder(context.facts, device=device, **options)
+        check_pairs(encoder)
+        return encoder
     from pipeline.models.embedder import FrameEncoder
 
     if context.checked.kind == "image_classifier":
@@ -139,19 +165,24 @@ def _load_encoder(context: StageContext, device: str) -> VisionEncoder | FrameEn
 
 
 def encode_splitting(
-    encoder: VisionEncoder | FrameEncoder,
-    items: Sequence[DecodedMedia],
-    frames: Sequence[Frames],
-    seconds: dict[str, float],
-    splits: dict[str, int],
-) -> Sequence[EncodedItem | FrameVectors]:
-    """Encode a batch, or its halves when the device has no room for it whole."""
+    encoder: VisionEncoder | FrameEncoder, staged: StagedMedia, room: Room, splits: dict[str, int]
+) -> list[EncodedBatch | VectorBatch]:
+    """Encode a batch, or its halves when the device has no room for it whole; `room` learns from it."""
 
-    def work(pairs: Sequence[tuple[DecodedMedia, Frames]]) -> Sequence[EncodedItem | FrameVectors]:
-        geometries = [item.planned.geometry for item, _ in pairs]
-        return encoder.encode(pairs[0][0].planned.probe.modality, [shown for _, shown in pairs], geometries, seconds)
+    def work(run: Sequence[int]) -> list[EncodedBatch | VectorBatch]:
+        part = staged
+        if len(run) < len(staged.items):
+            which = slice(run[0], run[-1] + 1)
+            part = encoder.stage(staged.modality, staged.items[which], staged.geometries[which])
+        with room.trying(sum(map(patches, part.geometries))):
+            return [encoder.compute(part)]
 
-    return in_halves(work, list(zip(items, frames, strict=True)), splits)
+    return in_halves(work, range(len(staged.items)), splits)
+
+
+def patches(geometry: Geometry) -> int:
+    """What the tower computes for an item."""
+    return math.prod(geometry.grid)
 
 
 def _decoded(row: dict[str, Any]) -> DecodedMedia:
@@ -170,8 +201,7 @@ def _decoded(row: dict[str, Any]) -> DecodedMedia:
 def _frames(buffer: pa.Buffer, items: Sequence[DecodedMedia]) -> list[Frames]:
     if not items:
         return []
-    # A copy: the row lies read-only in the object store, and torch refuses to say that it will not write.
-    pixels = flat_frames([item.planned for item in items], np.frombuffer(buffer, np.uint8).copy())
+    pixels = flat_frames([item.planned for item in items], np.frombuffer(buffer, np.uint8))  # read-only
     return [Frames(pixels=each, pts_seconds=item.shown) for each, item in zip(pixels, items, strict=True)]
 
 

@@ -15,7 +15,8 @@ from pipeline.media.resize import resize_frames
 from pipeline.models.vision_encoder import VisionEncoder
 from pipeline.models.vision_language import VisionLanguageFacts
 from pipeline.schema import Frames, MediaItem, Probe, SamplePlan
-from pipeline.stages.encode import encode_splitting
+from pipeline.stages.computing import Room
+from pipeline.stages.encode import encode_splitting, patches
 from pipeline.stages.rows import DecodedMedia, PlannedMedia
 from tests.stages.line import Line
 
@@ -101,6 +102,15 @@ def test_a_batch_too_large_for_the_device_is_split() -> None:
     items, frames = decoded(facts, 512)
     splits = {"oom_splits": 0}
     encoder = VisionEncoder(facts, dtype="float32", device="cuda")
-    encoded = encode_splitting(encoder, items, frames, {}, splits)
+    geometries = [item.planned.geometry for item in items]
+    room = Room()
+    parts = encode_splitting(encoder, encoder.stage("image", frames, geometries), room, splits)
+    encoded = [item for part in parts for item in part.wait({})]
     assert len(encoded) == 512
     assert splits["oom_splits"] > 0
+    runs = room.runs([patches(geometry) for geometry in geometries])
+    assert len(runs) > 1  # the next batch of that size is not tried whole
+    again = {"oom_splits": 0}
+    for run in runs:
+        encode_splitting(encoder, encoder.stage("image", frames[run], geometries[run]), room, again)
+    assert again["oom_splits"] == 0

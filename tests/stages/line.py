@@ -83,6 +83,16 @@ class Line:
         return [self.generator.token_ids[row["item_index"]] for row in self.rows]
 
 
+def decoded_batches(context: StageContext, num_items: int) -> pa.Table:
+    """All batches of the encode pass with their pixels, as one block."""
+    batches = []
+    for window in plan_windows(num_items, first_items=num_items, full_items=num_items):
+        row = pa.table({"index": [window.index], "start": [window.start], "stop": [window.stop]})
+        for planned in PlanEncodeWindow(context)(row):
+            batches += [receipts_apart(decoded)[1] for decoded in DecodeBatches(context)(planned)]
+    return pa.concat_tables([each for each in batches if each.num_rows])
+
+
 def read_parts(context: StageContext) -> list[dict[str, Any]]:
     """The rows of all parts, in the order of the files."""
     import pyarrow.parquet as pq
