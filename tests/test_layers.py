@@ -38,6 +38,7 @@ PURE = (
     "pipeline/errors.py",
     "pipeline/schema.py",
     "pipeline/planning/geometry.py",
+    "pipeline/planning/tiling.py",
     "pipeline/planning/buckets.py",
     "pipeline/planning/windows.py",
     "pipeline/media/av1.py",

@@ -124,6 +124,12 @@ class FrameVectors:
             placeholder=_NO_PLACEHOLDER,
         )
 
+    def mismatch(self, planned: Geometry) -> str:
+        """How the item differs from its plan; "" where it does not."""
+        if len(self.vectors) != planned.feature_length:
+            return f"the model made {len(self.vectors)} vectors where {planned.feature_length} were planned"
+        return ""
+
 
 class FrameEncoder:
     """A network that looks at each frame by itself, on the frames of planned items.

@@ -47,6 +47,18 @@ class EncodedItem:
             placeholder=self.placeholder,
         )
 
+    def mismatch(self, planned: Geometry) -> str:
+        """How the item differs from its plan: in features, placeholders or patches; "" where it does not."""
+        features = self.tensors["pooler_output"]
+        found = {"features": features.shape[:-1].numel(), "placeholders": self.placeholder.num_tokens}
+        for name, number in found.items():
+            if number != planned.feature_length:
+                return f"the model made {number} {name} where {planned.feature_length} were planned"
+        grid = self.inputs.get(f"{self.slot}_grid_thw")
+        if grid is not None and tuple(grid[0].tolist()) != planned.grid:
+            return f"the model's processor made a grid of {grid[0].tolist()} where {list(planned.grid)} was planned"
+        return ""
+
 
 class VisionEncoder:
     """Tower and projector on one device."""
@@ -68,8 +80,8 @@ class VisionEncoder:
         """Features of planned frames of one modality, in order; adds `mm_processor` and `vision_encode` seconds.
 
         Frames that were planned by rule have their final size and go through the tower together; others are prepared
-        and encoded one by one. Raises `RuntimeError` when the processor does not do what was planned, and
-        `torch.OutOfMemoryError` as it comes.
+        and encoded one by one. Whether an item came out as planned is for the caller to ask (`EncodedItem.mismatch`).
+        Raises `torch.OutOfMemoryError` as it comes.
         """
         if modality in self.facts.rules:
             return self._encode_together(modality, items, geometries, seconds)
@@ -98,8 +110,6 @@ class VisionEncoder:
         grids = inputs[f"{modality}_grid_thw"].cpu()
         encoded = []
         for frames, planned, grid, features in zip(items, geometries, grids, per_item, strict=True):
-            if tuple(grid.tolist()) != planned.grid:
-                raise RuntimeError(f"the processor made a grid of {grid.tolist()} where {planned.grid} was planned")
             geometry = replace(planned, timestamps=frames.pts_seconds if modality == "video" else ())
             encoded.append(
                 EncodedItem(
@@ -126,11 +136,6 @@ class VisionEncoder:
             frames.pts_seconds,
             planned.duration_seconds,
         )
-        if item.placeholder.num_tokens != planned.feature_length:
-            raise RuntimeError(
-                f"the processor made {item.placeholder.num_tokens} placeholders where {planned.feature_length} were "
-                "planned"
-            )
         processed = time.perf_counter()
         tensors = {name: tensor.to(self.device) for name, tensor in (item.pixels | item.inputs).items()}
         container, features = _one_item(self._features(item.slot, tensors))

@@ -67,6 +67,7 @@ class EncodeBatches:
             counts[SANDBOX_COUNT + batch["sandbox"]] = tried
         seconds["media_fetch"] = sum(item.fetch_ms for item in items) / 1e3
         seconds["media_decode"] = sum(item.decode_ms for item in items) / 1e3
+        items, shown, encoded = _as_planned(items, shown, encoded)
         receipt = Receipt(
             stage="encode",
             window=batch["window"],
@@ -136,6 +137,25 @@ def encode_splitting(
         return encoder.encode(pairs[0][0].planned.probe.modality, [shown for _, shown in pairs], geometries, seconds)
 
     return in_halves(work, list(zip(items, frames, strict=True)), splits)
+
+
+def _as_planned(
+    items: Sequence[DecodedMedia], shown: Sequence[DecodedMedia], encoded: Sequence[EncodedItem | FrameVectors]
+) -> tuple[list[DecodedMedia], list[DecodedMedia], list[EncodedItem | FrameVectors]]:
+    """The same, without the features of what came out otherwise than it was planned: those items have failed.
+
+    Prompts and batches of the next pass are planned by these lengths; the rest of the batch is as good as ever.
+    """
+    kept, failures = [], {}
+    for item, features in zip(shown, encoded, strict=True):
+        mismatch = features.mismatch(item.planned.geometry)
+        if mismatch:
+            failure = ItemFailure(stage="encode", code="feature_length_mismatch", message=mismatch)
+            failures[item.planned.position] = replace(item, failure=failure)
+        else:
+            kept.append((item, features))
+    all_items = [failures.get(item.planned.position, item) for item in items]
+    return all_items, [item for item, _ in kept], [features for _, features in kept]
 
 
 def _decoded(row: dict[str, Any]) -> DecodedMedia:
