@@ -33,7 +33,8 @@ def test_shortest_edges_and_crops_equal_clips_arithmetic_on_2000_sizes(edge: int
     rule = ImageRule(resize=ShortestEdge(edge=edge), crop=(edge, edge), patch_size=14)
     for height, width in sides(edge + 1, 2000, 4000):
         blank = torch.empty(3, height, width, dtype=torch.uint8, device="meta")
-        expected = get_resize_output_image_size(blank, edge, default_to_square=False, input_data_format="channels_first")
+        shape = {"default_to_square": False, "input_data_format": "channels_first"}
+        expected = get_resize_output_image_size(blank, edge, **shape)
         geometry = framewise_geometry(rule, 1, height, width)
         assert (geometry.resized_size, geometry.grid) == (expected, (1, edge // 14, edge // 14)), (height, width)
         assert geometry.num_patches == (edge // 14) ** 2
