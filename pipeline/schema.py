@@ -223,6 +223,16 @@ class Geometry:
     cropped_size: tuple[int, int] | None = None
 
     @property
+    def num_tiles(self) -> int:
+        """Tiles, frames or steps of time: what the tower looks at each by itself."""
+        return self.grid[0]
+
+    @property
+    def num_patches(self) -> int:
+        """What the tower computes of the item, before merging or resampling."""
+        return math.prod(self.grid)
+
+    @property
     def shown_size(self) -> tuple[int, int]:
         """(height, width) of the frames that the model is handed."""
         return self.cropped_size or self.resized_size

@@ -40,6 +40,7 @@ PURE = (
     "pipeline/planning/geometry.py",
     "pipeline/planning/balance.py",
     "pipeline/planning/bounds.py",
+    "pipeline/planning/tiling.py",
     "pipeline/planning/buckets.py",
     "pipeline/planning/decode_cost.py",
     "pipeline/planning/windows.py",

@@ -125,6 +125,12 @@ class FrameVectors:
             placeholder=_NO_PLACEHOLDER,
         )
 
+    def mismatch(self, planned: Geometry) -> str:
+        """How the item differs from its plan; "" where it does not."""
+        if len(self.vectors) != planned.feature_length:
+            return f"the model made {len(self.vectors)} vectors where {planned.feature_length} were planned"
+        return ""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VectorBatch:

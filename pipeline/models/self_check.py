@@ -195,6 +195,8 @@ def _encoded(facts: VisionLanguageFacts, encoder: VisionEncoder, modality: Modal
     geometry = facts.geometry(probe, SamplePlan(pts_seconds=times))
     frames = Frames(pixels=resize_frames(pixels, geometry.resized_size), pts_seconds=times)
     [item] = encoder.encode(modality, [frames], [geometry], {})
+    if mismatch := item.mismatch(geometry):
+        raise RuntimeError(mismatch)
     return decode_record(encode_record(item.record({})))
 
 

@@ -51,6 +51,18 @@ class EncodedItem:
             placeholder=self.placeholder,
         )
 
+    def mismatch(self, planned: Geometry) -> str:
+        """How the item differs from its plan: in features, placeholders or patches; "" where it does not."""
+        features = self.tensors["pooler_output"]
+        found = {"features": features.shape[:-1].numel(), "placeholders": self.placeholder.num_tokens}
+        for name, number in found.items():
+            if number != planned.feature_length:
+                return f"the model made {number} {name} where {planned.feature_length} were planned"
+        grid = self.inputs.get(f"{self.slot}_grid_thw")
+        if grid is not None and tuple(grid[0].tolist()) != planned.grid:
+            return f"the model's processor made a grid of {grid[0].tolist()} where {list(planned.grid)} was planned"
+        return ""
+
 
 # Which items of a modality go through processor and tower together: any, or those of one shape.
 Together = Literal["any", "one_shape"]
@@ -137,9 +149,7 @@ class VisionEncoder:
 
     @torch.inference_mode()
     def stage(self, modality: Modality, items: Sequence[Frames], geometries: Sequence[Geometry]) -> StagedMedia:
-        """What can be done for a batch while the one before is computed, in another thread.
-
-        Raises `RuntimeError` when the processor does not do what was planned.
+        """What can be done for a batch while the one before is computed, in another thread."""
         """
         staged = StagedMedia(modality=modality, items=items, geometries=geometries)
         if modality in self.facts.rules:
@@ -172,12 +182,10 @@ class VisionEncoder:
         else:
             inputs = processor(videos=tensors, do_sample_frames=False, **options)
         grids = inputs[f"{modality}_grid_thw"].cpu()
-        for planned, grid in zip(geometries, grids, strict=True):
-            if tuple(grid.tolist()) != planned.grid:
-                raise RuntimeError(f"the processor made a grid of {grid.tolist()} where {planned.grid} was planned")
+        lengths = [int(grid.prod()) // planned.merge_size**2 for grid, planned in zip(grids, geometries, strict=True)]
         processed = self.link.mark()
         output = self._features(modality, dict(inputs.to(self.device)))
-        container, features = split_items(output, [planned.feature_length for planned in geometries])
+        container, features = split_items(output, lengths)
         computed = self.link.mark()
         features, fetched = self._fetch(features)
         placeholders: dict[Any, Placeholder] = {}
@@ -211,12 +219,6 @@ class VisionEncoder:
             )
         else:
             processed = process_items(processor, tokens, modality, frames, times, durations)
-        for placeholder, planned in zip(processed.placeholders, geometries, strict=True):
-            if placeholder.num_tokens != planned.feature_length:
-                raise RuntimeError(
-                    f"the processor made {placeholder.num_tokens} placeholders where {planned.feature_length} were "
-                    "planned"
-                )
         sent = self.link.send([*processed.pixels.values(), *processed.inputs.values()])
         return _Group(frames=items, geometries=geometries, processed=processed, sent=sent)
 

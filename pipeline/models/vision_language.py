@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,8 +18,17 @@ from pipeline.features.identity import canonical_json
 from pipeline.language.placeholder import collapse
 from pipeline.media.sampling import indices_plan
 from pipeline.models.location import resolve_model
+from pipeline.models.own_size import possible_rules
 from pipeline.models.processing import ProcessedItem, process_item
-from pipeline.planning.geometry import PatchRule, probed_geometry, rule_geometry
+from pipeline.planning.geometry import (
+    FramePatchRule,
+    OwnSizeRule,
+    PatchRule,
+    own_size_geometry,
+    probed_geometry,
+    rule_geometry,
+)
+from pipeline.planning.tiling import Grid
 from pipeline.schema import Geometry, Modality, Placeholder, Probe, SamplePlan
 
 _NOT_FOR_SAMPLING = {"input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata"}
@@ -30,6 +38,17 @@ _CHECKED_SIZES: dict[Modality, tuple[tuple[int, int, int], ...]] = {
     "image": ((1, 61, 83), (1, 480, 640), (1, 1999, 1201), (1, 300, 2400)),
     "video": ((2, 61, 83), (3, 480, 640), (8, 721, 1283), (20, 1280, 720)),
 }
+# Besides, of frames in their own size: photographs, screens, strips, squares, and next to nothing.
+_CHECKED_OWN_SIZES: dict[Modality, tuple[tuple[int, int, int], ...]] = {
+    "image": tuple(
+        (1, height, width)
+        for height, width in ((3024, 4032), (1920, 1080), (2400, 300), (96, 1000), (900, 900), (337, 336), (20, 33))
+    ),
+    "video": ((5, 1080, 1920), (64, 96, 300), (240, 480, 640)),
+}
+# What a processor raises for what it cannot take.
+_REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError, ImportError)
+_MAX_LEARNT = 4096
 
 
 def resolve_device(device: str) -> str:
@@ -117,16 +136,55 @@ class VisionLanguageFacts:
             and item.placeholder == self.placeholder(modality, replace(geometry, timestamps=times))
         )
 
+    @cached_property
+    def own_size_rules(self) -> dict[Modality, OwnSizeRule]:
+        """Of modalities that are not in `rules`, those whose features can be counted by known arithmetic all the same.
+
+        As there, the arithmetic is believed only where the processor, run on blanks, does the same.
+        """
+        found: dict[Modality, OwnSizeRule] = {}
+        for modality in self.modalities:
+            if modality not in self.rules:
+                try:
+                    rule = self._own_size_rule(modality)
+                except _REFUSALS:
+                    continue  # of a processor that does not take even these sizes nothing is known
+                if rule is not None:
+                    found[modality] = rule
+        return found
+
+    def _own_size_rule(self, modality: Modality) -> OwnSizeRule | None:
+        def learn(num_frames: int, height: int, width: int) -> tuple[Grid, int]:
+            item = self.learn(modality, num_frames, height, width)
+            return self._grid(item), item.placeholder.num_tokens
+
+        checked = _CHECKED_SIZES[modality] + _CHECKED_OWN_SIZES[modality]
+        for rule in possible_rules(self.processor, modality, learn):
+            if all(_counts(rule, *size) == learn(*size) for size in checked):
+                return rule
+        return None
+
     def learn(self, modality: Modality, num_frames: int, height: int, width: int) -> ProcessedItem:
         """What the processor makes of a blank of that size, a frame a second; remembered."""
         size = (modality, num_frames, height, width)
         if size not in self._learnt:
-            # A meta tensor has a shape and no pixels: the processor does its arithmetic and nothing else.
-            blank = torch.empty(num_frames, 3, height, width, dtype=torch.uint8, device="meta")
-            times = [float(k) for k in range(num_frames)]
-            item = process_item(self.processor, self.media_tokens, modality, blank, times, float(num_frames))
-            self._learnt[size] = item
+            if len(self._learnt) >= _MAX_LEARNT:
+                self._learnt.clear()  # sizes repeat within a corpus, and a corpus may have millions of them
+            self._learnt[size] = self._process_blank(modality, num_frames, height, width)
         return self._learnt[size]
+
+    def _process_blank(self, modality: Modality, num_frames: int, height: int, width: int) -> ProcessedItem:
+        times = [float(k) for k in range(num_frames)]
+
+        def process(device: str) -> ProcessedItem:
+            blank = torch.zeros(num_frames, 3, height, width, dtype=torch.uint8, device=device)
+            return process_item(self.processor, self.media_tokens, modality, blank, times, float(num_frames))
+
+        try:
+            # A meta tensor has a shape and no pixels: the processor does its arithmetic and nothing else.
+            return process("meta")
+        except NotImplementedError:  # of one that asks for pixels to know their shape, as LLaVA's does
+            return process("cpu")
 
     def check_sampling(self) -> None:
         """Raise `ConfigError` when the model's video processor does not choose frames by itself."""
@@ -165,9 +223,11 @@ class VisionLanguageFacts:
         modality, num_frames, height, width = probe.modality, len(plan), probe.height, probe.width
         if modality in self.rules:
             return probed_geometry(self.rules[modality], probe, num_frames)
+        if modality in self.own_size_rules:
+            return own_size_geometry(self.own_size_rules[modality], probe, num_frames)
         try:
             item = self.learn(modality, num_frames, height, width)
-        except ValueError as error:
+        except _REFUSALS as error:
             raise ItemError("plan", "size_not_supported", f"{num_frames} x {height} x {width}: {error}") from error
         return Geometry(
             grid=self._grid(item),
@@ -178,7 +238,7 @@ class VisionLanguageFacts:
             duration_seconds=probe.duration_seconds,
         )
 
-    def _grid(self, item: ProcessedItem) -> tuple[int, int, int]:
+    def _grid(self, item: ProcessedItem) -> Grid:
         """Patches of what the tower is handed: those that the processor counted, or tiles by their own size."""
         for name, value in item.inputs.items():
             if name.endswith("_grid_thw"):
@@ -188,7 +248,8 @@ class VisionLanguageFacts:
         *_, channels, height, width = pixels.shape
         patch = getattr(self.config.vision_config, "patch_size", 14)
         side = patch if isinstance(patch, int) else patch[0]
-        return pixels.numel() // (channels * height * width), math.ceil(height / side), math.ceil(width / side)
+        # Towers cut patches by a convolution without padding: what is left over is not seen (384 pixels by 14: 27).
+        return pixels.numel() // (channels * height * width), height // side, width // side
 
     @cached_property
     def processor_digest(self) -> str:
@@ -227,6 +288,13 @@ class VisionLanguageFacts:
         heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
         size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
         return int(2 * text.num_hidden_layers * heads * size * _NUM_BYTES[dtype])
+
+
+def _counts(rule: OwnSizeRule, num_frames: int, height: int, width: int) -> tuple[Grid, int]:
+    if isinstance(rule, FramePatchRule):
+        geometry = rule.geometry(num_frames, height, width)
+        return geometry.grid, geometry.feature_length
+    return rule.counts(num_frames, height, width)
 
 
 def _patch_rule(processor: Any) -> PatchRule | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from pipeline.errors import ItemError
 from pipeline.planning.image_size import ImageRule
+from pipeline.planning.tiling import TileRule
 from pipeline.schema import Geometry, Modality, Probe
 
 MAX_ASPECT_RATIO = 200
@@ -40,7 +41,45 @@ class PatchRule:
         return self.max_pixels
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FramePatchRule:
+    """As `PatchRule`, of videos whose pixel bounds hold for each frame (Qwen2-VL and Qwen2.5-VL).
+
+    `max_video_tokens`, where it is given, lowers the upper bound of long videos. The arithmetic is that of
+    `Qwen2VLVideoProcessor.resize` (`models/qwen2_vl/video_processing_qwen2_vl.py`).
+    """
+
+    patch_size: int
+    merge_size: int
+    temporal_patch_size: int
+    min_pixels: int
+    max_pixels: int
+    max_video_tokens: int | None = None
+
+    def geometry(self, num_frames: int, height: int, width: int) -> Geometry:
+        """Of a video whose frames its processor resizes. Raises `ItemError` for extreme aspect ratios."""
+        rule = PatchRule(
+            patch_size=self.patch_size,
+            merge_size=self.merge_size,
+            temporal_patch_size=self.temporal_patch_size,
+            min_pixels=self.min_pixels,
+            max_pixels=self._max_pixels(num_frames),
+        )
+        size = _bounded(rule, 1, height, width, rule.max_pixels)
+        made = _geometry(rule, math.ceil(num_frames / self.temporal_patch_size), (height, width), size)
+        return replace(made, resized_size=(height, width))
+
+    def _max_pixels(self, num_frames: int) -> int:
+        if self.max_video_tokens is None:
+            return self.max_pixels
+        # Nine tenths, in their order of operations: `int` cuts off.
+        share = int(self.max_video_tokens * (self.patch_size * self.merge_size) ** 2 * 0.9)
+        return max(min(self.max_pixels, share * self.temporal_patch_size // num_frames), int(self.min_pixels * 1.05))
+
+
 SizeRule = PatchRule | ImageRule
+# Of frames that reach the processor in their own size.
+OwnSizeRule = FramePatchRule | TileRule
 
 
 def image_geometry(rule: PatchRule, height: int, width: int) -> Geometry:
@@ -75,7 +114,24 @@ def probed_geometry(rule: SizeRule, probe: Probe, num_frames: int) -> Geometry:
         geometry = framewise_geometry(rule, num_frames, probe.height, probe.width)
     else:
         geometry = rule_geometry(rule, probe.modality, num_frames, probe.height, probe.width)
-    return replace(geometry, duration_seconds=probe.duration_seconds)
+    # An image has no duration, and a second value costs as much as the arithmetic.
+    return replace(geometry, duration_seconds=probe.duration_seconds) if probe.duration_seconds else geometry
+
+
+def own_size_geometry(rule: OwnSizeRule, probe: Probe, num_frames: int) -> Geometry:
+    """Of an item that was probed, whose frames the model's processor is handed as they are."""
+    size = (probe.height, probe.width)
+    if isinstance(rule, FramePatchRule):
+        return replace(rule.geometry(num_frames, *size), duration_seconds=probe.duration_seconds)
+    grid, feature_length = rule.counts(num_frames, *size)
+    return Geometry(
+        grid=grid,
+        merge_size=1,
+        feature_length=feature_length,
+        original_size=size,
+        resized_size=size,
+        duration_seconds=probe.duration_seconds,
+    )
 
 
 def framewise_geometry(rule: ImageRule, num_frames: int, height: int, width: int) -> Geometry:

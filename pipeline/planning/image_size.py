@@ -99,14 +99,42 @@ def resized_size(rule: ResizeRule, height: int, width: int) -> tuple[int, int]:
 
 
 def _most_patches(rule: MaxPatches, height: int, width: int) -> tuple[int, int]:
-    """By the processor's own bisection: a closed form would round differently at the edge."""
+    """What the processor's bisection of the scale ends at, without its two dozen steps where that is certain.
+
+    A side has one patch more from each scale on at which it is whole patches. The bisection ends less than its
+    tolerance below the largest scale that has no more patches than allowed: where no such scale lies in between, the
+    sides there are the sides here.
+    """
+    patch, most = rule.patch_size, rule.max_patches
+    scale = patch * math.sqrt(most / (height * width))  # has as many patches as allowed, were they not whole ones
+    rows, columns = math.ceil(height * scale / patch), math.ceil(width * scale / patch)
+    while rows * columns > most:
+        rows, columns = _one_step_down(rows, columns, height, width)
+    highest = min(rows * patch / height, columns * patch / width)
+    lowest = max((rows - 1) * patch / height, (columns - 1) * patch / width)
+    if lowest < highest - 2 * _TOLERANCE and highest < _HIGHEST_SCALE - 2 * _TOLERANCE:
+        return rows * patch, columns * patch
+    return _bisected(rule, height, width)
+
+
+def _one_step_down(rows: int, columns: int, height: int, width: int) -> tuple[int, int]:
+    """Patches along the sides just below the scale from which on there are as many."""
+    by_rows, by_columns = (rows - 1) * width, (columns - 1) * height
+    return rows - (by_rows >= by_columns), columns - (by_columns >= by_rows)
+
+
+_TOLERANCE = 1e-5
+_HIGHEST_SCALE = 100.0
+
+
+def _bisected(rule: MaxPatches, height: int, width: int) -> tuple[int, int]:
+    """As the processor does it, step by step."""
 
     def side(scale: float, pixels: int) -> int:
         return max(rule.patch_size, math.ceil(pixels * scale / rule.patch_size) * rule.patch_size)
 
-    tolerance = 1e-5
-    low, high = tolerance / 10, 100.0
-    while high - low >= tolerance:
+    low, high = _TOLERANCE / 10, _HIGHEST_SCALE
+    while high - low >= _TOLERANCE:
         scale = (low + high) / 2
         patches = (side(scale, height) / rule.patch_size) * (side(scale, width) / rule.patch_size)
         low, high = (scale, high) if patches <= rule.max_patches else (low, scale)

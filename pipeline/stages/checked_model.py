@@ -66,6 +66,7 @@ def _checked_halves(config: Config, device: str) -> CheckedModel:
         identity=identity,
         verdicts=known["verdicts"],
         rules=facts.rules,
+        own_size_rules=facts.own_size_rules,
         sizes={modality: RecordSize(**size) for modality, size in known["sizes"].items()},
         parameters=known["parameters"],
     )

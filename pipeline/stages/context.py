@@ -12,7 +12,7 @@ from pipeline.config import Config
 from pipeline.features.store import FeatureStore, StoreWriter
 from pipeline.media.sandbox import NUM_PROBERS, Probers, Sandbox, SandboxMode, open_sandbox
 from pipeline.planning.buckets import BatchBudget, tower_layout
-from pipeline.planning.geometry import probed_geometry
+from pipeline.planning.geometry import own_size_geometry, probed_geometry
 from pipeline.runs.base import Place, unchanged
 from pipeline.runs.own_shards import note_shard
 from pipeline.schema import Geometry, Probe, SamplePlan
@@ -123,7 +123,12 @@ class StageContext:
         By rule where there is one; only otherwise is the processor loaded, which costs a process seconds and 700 MB.
         """
         rule = self.checked.rules.get(probe.modality)
-        return self.facts.geometry(probe, plan) if rule is None else probed_geometry(rule, probe, len(plan))
+        if rule is not None:
+            return probed_geometry(rule, probe, len(plan))
+        own_size_rule = self.checked.own_size_rules.get(probe.modality)
+        if own_size_rule is not None:
+            return own_size_geometry(own_size_rule, probe, len(plan))
+        return self.facts.geometry(probe, plan)
 
     @property
     def sandbox(self) -> Sandbox | None:

@@ -22,8 +22,8 @@ from pipeline.stages.outcomes import ENCODE_OUTCOME, count_codes, write_outcome
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, flat_frames, receipt_table
 
 if TYPE_CHECKING:
-    from pipeline.models.embedder import FrameEncoder, VectorBatch
-    from pipeline.models.vision_encoder import EncodedBatch, StagedMedia, VisionEncoder
+    from pipeline.models.embedder import FrameEncoder, FrameVectors, VectorBatch
+    from pipeline.models.vision_encoder import EncodedBatch, EncodedItem, StagedMedia, VisionEncoder
 
 _COUNTED_BY_DECODE = ("fetches", "bytes_fetched", "frames_bytes_read", "frames_fallbacks")
 
@@ -88,9 +88,10 @@ class EncodeBatches:
 
     def _receipt(self, staged: _Staged, seconds: dict[str, float], oom_splits: int) -> Receipt:
         batch, items = staged.batch, staged.items
-        counts = _counts(items, self.context.batch_budget, oom_splits)
+        counts = _counts(staged, self.context.batch_budget, oom_splits)
         counts |= {name: batch[name] for name in _COUNTED_BY_DECODE}
-        tried = sum(item.was_decoded or (item.failure is not None and item.failure.stage == "decode") for item in items)
+        tried = sum(item.was_decoded for item in staged.shown)
+        tried += sum(item.failure is not None and item.failure.stage == "decode" for item in items)
         if tried:
             counts[SANDBOX_COUNT + batch["sandbox"]] = tried
         seconds["media_fetch"] = sum(item.fetch_ms for item in items) / 1e3
@@ -118,7 +119,7 @@ class EncodeBatches:
         self, staged: _Staged, encoded: Sequence[EncodedBatch | VectorBatch], splits: dict[str, int]
     ) -> Receipt:
         seconds: dict[str, float] = {}
-        features = [item for part in encoded for item in part.wait(seconds)]
+        features = _as_planned(staged, [item for part in encoded for item in part.wait(seconds)])
         receipt = self._keep(self._receipt(staged, seconds, splits["oom_splits"]), staged)
         started = time.perf_counter()
         terms = {
@@ -129,7 +130,7 @@ class EncodeBatches:
         keys = {position: each.digest() for position, each in terms.items()}
         records = [
             (keys[item.planned.position], found.record(terms[item.planned.position].as_dict()))
-            for item, found in zip(staged.shown, features, strict=True)
+            for item, found in zip((i for i in staged.items if i.has_pixels), features, strict=True)
         ]
         shard = self.writer.put(records, receipt.window) if records else ""
         times = {
@@ -185,6 +186,23 @@ def patches(geometry: Geometry) -> int:
     return math.prod(geometry.grid)
 
 
+def _as_planned(staged: _Staged, features: Sequence[EncodedItem | FrameVectors]) -> list[EncodedItem | FrameVectors]:
+    """Without those that came out otherwise than they were planned: their items have failed then.
+
+    Prompts and batches of the next pass are planned by these lengths; the rest of the batch is as good as ever.
+    """
+    kept, failures = [], {}
+    for item, found in zip(staged.shown, features, strict=True):
+        mismatch = found.mismatch(item.planned.geometry)
+        if mismatch:
+            failure = ItemFailure(stage="encode", code="feature_length_mismatch", message=mismatch)
+            failures[item.planned.position] = replace(item, failure=failure)
+        else:
+            kept.append(found)
+    staged.items = [failures.get(item.planned.position, item) for item in staged.items]
+    return kept
+
+
 def _decoded(row: dict[str, Any]) -> DecodedMedia:
     # The object's bytes stayed in the decode stage; its name is kept for messages.
     row["media"]["uri"] = row["media"]["uri"] or "<inline>"
@@ -205,8 +223,8 @@ def _frames(buffer: pa.Buffer, items: Sequence[DecodedMedia]) -> list[Frames]:
     return [Frames(pixels=each, pts_seconds=item.shown) for each, item in zip(pixels, items, strict=True)]
 
 
-def _counts(items: Sequence[DecodedMedia], budget: BatchBudget, oom_splits: int) -> dict[str, int]:
-    shown = [item for item in items if item.has_pixels]
+def _counts(staged: _Staged, budget: BatchBudget, oom_splits: int) -> dict[str, int]:
+    shown = staged.shown
     decoded = [item for item in shown if item.was_decoded]
     computed = padded = 0
     if shown:
@@ -219,7 +237,7 @@ def _counts(items: Sequence[DecodedMedia], budget: BatchBudget, oom_splits: int)
         "frames_decoded": sum(len(item.shown) for item in decoded if item.planned.probe.modality == "video"),
         "frames_reused": len(shown) - len(decoded),
         "encodes": len(shown),
-        "features_reused": sum(item.shard is not None for item in items),
+        "features_reused": sum(item.shard is not None for item in staged.items),
         "computed_tokens": computed,
         "padded_tokens": padded,
         "oom_splits": oom_splits,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pipeline.errors import ItemError
@@ -19,7 +19,7 @@ from pipeline.media.backend import (
 )
 from pipeline.media.packets import RANGED_FORMATS
 from pipeline.media.resize import Resample, resize_backend
-from pipeline.planning.geometry import SizeRule
+from pipeline.planning.geometry import OwnSizeRule, SizeRule
 from pipeline.schema import (
     DEFAULT_IMAGE_RULES,
     ImageRules,
@@ -110,9 +110,11 @@ class EncoderIdentity:
 class CheckedModel:
     """What a run needs to know of its checkpoint, told by the worker that loaded it, so that no other need load it.
 
-    The encoder's terms of every feature key; modality → "" or why this checkpoint cannot be used with it; the rules of
-    those modalities whose grids follow from sizes alone; what a record of each modality takes; and how many numbers the
-    weights of each half are. `vectors` is given for models that make vectors, `scores` for those that make scores.
+    The encoder's terms of every feature key; modality → "" or why this checkpoint cannot be used with it; what a record
+    of each modality takes; and how many numbers the weights of each half are. `rules` are of those modalities whose
+    frames are resized for the encoder when they are decoded, `own_size_rules` of those whose frames reach the model's
+    processor as they are: where there is neither, the processor is asked about each size. `vectors` is given for models
+    that make vectors, `scores` for those that make scores.
     """
 
     kind: Literal["vision_language", "dual_encoder", "text", "scorer", "image_classifier"] = "vision_language"
@@ -124,6 +126,7 @@ class CheckedModel:
     parameters: dict[str, int]
     vectors: VectorSpaces | None = None
     scores: ScoreSpace | None = None
+    own_size_rules: Mapping[Modality, OwnSizeRule] = field(default_factory=dict)
 
 
 def _sampling(planned: PlannedMedia) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Tiny checkpoints with random weights, built from the real configuration and processor classes of five families."""
+"""Tiny checkpoints with random weights, built from the real configuration and processor classes of seven families."""
 
 from __future__ import annotations
 
@@ -59,6 +59,44 @@ def llava_onevision() -> tuple[Any, Any, dict[str, str]]:
         **_ids(tokens, image_token_id="<image>", video_token_id="<video>"),
     )
     return hf.LlavaOnevisionForConditionalGeneration, (config, processor), names
+
+
+def _clip(tokens: Any) -> dict[str, Any]:
+    """What the configurations of LLaVA and LLaVA-NeXT have in common."""
+    return {
+        "vision_config": hf.CLIPVisionConfig(**VISION, image_size=56, patch_size=14),
+        "text_config": hf.LlamaConfig(**_text(tokens)),
+        "vision_feature_layer": -1,
+        **_ids(tokens, image_token_index="<image>"),
+    }
+
+
+def _clip_processor(tokens: Any, images: Any, kind: Any) -> Any:
+    return kind(
+        image_processor=images,
+        tokenizer=tokens,
+        patch_size=14,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        image_token="<image>",
+    )
+
+
+def llava() -> tuple[Any, Any, dict[str, str]]:
+    tokens = tokenizer(image_token="<image>")
+    images = hf.CLIPImageProcessor(size={"shortest_edge": 56}, crop_size=SIDE)
+    processor = _clip_processor(tokens, images, hf.LlavaProcessor)
+    config = hf.LlavaConfig(**_clip(tokens))
+    return hf.LlavaForConditionalGeneration, (config, processor), {"image_token": "<image>"}
+
+
+def llava_next() -> tuple[Any, Any, dict[str, str]]:
+    tokens = tokenizer(image_token="<image>")
+    pinpoints = [[56, 112], [112, 56], [112, 112], [168, 56], [56, 168]]
+    images = hf.LlavaNextImageProcessor(size={"shortest_edge": 56}, crop_size=SIDE, image_grid_pinpoints=pinpoints)
+    processor = _clip_processor(tokens, images, hf.LlavaNextProcessor)
+    config = hf.LlavaNextConfig(**_clip(tokens), image_grid_pinpoints=pinpoints)
+    return hf.LlavaNextForConditionalGeneration, (config, processor), {"image_token": "<image>"}
 
 
 def internvl() -> tuple[Any, Any, dict[str, str]]:
@@ -163,6 +201,8 @@ def qwen2_5_vl() -> tuple[Any, Any, dict[str, str]]:
 
 
 FAMILIES: dict[str, Callable[[], tuple[Any, Any, dict[str, str]]]] = {
+    "llava": llava,
+    "llava_next": llava_next,
     "llava_onevision": llava_onevision,
     "internvl": internvl,
     "idefics3": idefics3,

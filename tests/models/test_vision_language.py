@@ -13,7 +13,7 @@ from pipeline.media.resize import resize_frames
 from pipeline.models.language_model import GenerationOptions, LanguageModel, PromptedItem
 from pipeline.models.vision_encoder import VisionEncoder
 from pipeline.models.vision_language import VisionLanguageFacts
-from pipeline.schema import Frames, Geometry, Probe, SamplePlan
+from pipeline.schema import Frames, Geometry, Placeholder, Probe, SamplePlan
 
 
 @pytest.fixture(scope="module")
@@ -83,11 +83,16 @@ def test_true_times_reach_the_placeholders(facts: VisionLanguageFacts) -> None:
     assert "<8.2 seconds>" in text
 
 
-def test_a_grid_that_was_not_planned_stops_the_run(facts: VisionLanguageFacts, encoder: VisionEncoder) -> None:
+def test_what_was_not_planned_is_told(facts: VisionLanguageFacts, encoder: VisionEncoder) -> None:
     frames, geometry = frames_of(facts, "image", 1)
-    wrong = dataclasses.replace(geometry, grid=(1, 2, 2))
-    with pytest.raises(RuntimeError, match="was planned"):
-        encoder.encode("image", [frames], [wrong], {})
+    [item] = encoder.encode("image", [frames], [geometry], {})
+    assert item.mismatch(geometry) == ""
+    _, rows, columns = geometry.grid
+    turned = dataclasses.replace(geometry, grid=(1, columns, rows))
+    assert rows != columns and "grid" in item.mismatch(turned)
+    assert "features" in item.mismatch(dataclasses.replace(geometry, feature_length=geometry.feature_length + 1))
+    fewer = dataclasses.replace(item, placeholder=Placeholder(text="x", runs=(1,)))
+    assert "1 placeholders" in fewer.mismatch(geometry)
 
 
 def test_weights_digest_is_of_the_numbers(facts: VisionLanguageFacts) -> None:

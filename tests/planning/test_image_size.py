@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from transformers.image_transforms import get_resize_output_image_size
 from transformers.models.siglip2.image_processing_siglip2 import get_image_size_for_max_num_patches
 
-from pipeline.planning.image_size import ExactSize, MaxPatches, ShortestEdge, resized_size
+from pipeline.planning.geometry import framewise_geometry
+from pipeline.planning.image_size import ExactSize, ImageRule, MaxPatches, ShortestEdge, resized_size
 
 
 def sides(seed: int, count: int, most: int) -> list[tuple[int, int]]:
@@ -26,10 +28,23 @@ def test_shortest_edges_equal_clips(edge: int) -> None:
         assert resized_size(ShortestEdge(edge=edge), height, width) == tuple(made.shape[-2:]), (height, width)
 
 
+@pytest.mark.parametrize("edge", [224, 336])
+def test_shortest_edges_and_crops_equal_clips_arithmetic_on_2000_sizes(edge: int) -> None:
+    rule = ImageRule(resize=ShortestEdge(edge=edge), crop=(edge, edge), patch_size=14)
+    for height, width in sides(edge + 1, 2000, 4000):
+        blank = torch.empty(3, height, width, dtype=torch.uint8, device="meta")
+        shape = {"default_to_square": False, "input_data_format": "channels_first"}
+        expected = get_resize_output_image_size(blank, edge, **shape)
+        geometry = framewise_geometry(rule, 1, height, width)
+        assert (geometry.resized_size, geometry.grid) == (expected, (1, edge // 14, edge // 14)), (height, width)
+        assert geometry.num_patches == (edge // 14) ** 2
+
+
 @pytest.mark.parametrize(("patch_size", "max_patches"), [(16, 256), (16, 1024), (14, 729), (8, 20), (32, 1)])
-def test_naflex_sizes_equal_siglip2s_on_1000_sizes(patch_size: int, max_patches: int) -> None:
+def test_naflex_sizes_equal_siglip2s_on_2000_sizes(patch_size: int, max_patches: int) -> None:
     rule = MaxPatches(patch_size=patch_size, max_patches=max_patches)
-    for height, width in [*sides(max_patches, 1000, 4000), (1, 1), (1, 4000), (4000, 1)]:
+    odd = [(1, 1), (1, 4000), (4000, 1), (3, 2), *((patch_size * n, patch_size * n) for n in (1, 5, 16, 27, 100))]
+    for height, width in [*sides(max_patches, 2000, 4000), *sides(7, 200, 20), *odd]:
         expected = get_image_size_for_max_num_patches(height, width, patch_size, max_patches)
         assert resized_size(rule, height, width) == expected, (height, width)
 

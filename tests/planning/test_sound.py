@@ -1,3 +1,5 @@
+import random
+
 import numpy as np
 import pytest
 import torch
@@ -31,6 +33,27 @@ def test_qwen2_audio_keeps_a_row_every_40_ms(num_samples):
     frames = torch.tensor([QWEN2_AUDIO.frames(num_samples)])
     _, expected = encoder._get_feat_extract_output_lengths(frames)
     assert QWEN2_AUDIO.feature_length(num_samples) == expected.item()
+
+
+def test_rows_equal_qwen2_audios_on_2000_lengths():
+    encoder = Qwen2AudioEncoder(
+        Qwen2AudioEncoderConfig(d_model=8, encoder_layers=1, encoder_attention_heads=1, encoder_ffn_dim=8)
+    )
+    lengths = random.Random(1).sample(range(321, 600_000), 2000)
+    frames = torch.tensor([QWEN2_AUDIO.frames(n) for n in lengths])
+    _, expected = encoder._get_feat_extract_output_lengths(frames)
+    assert [QWEN2_AUDIO.feature_length(n) for n in lengths] == expected.tolist()
+
+
+@pytest.mark.slow
+def test_frames_equal_the_feature_extractors_on_2000_lengths():
+    extract = WhisperFeatureExtractor()
+    for num_samples in random.Random(2).sample(range(1, 600_000), 2000):
+        features = extract(
+            np.zeros(num_samples, np.float32), sampling_rate=16_000, return_attention_mask=True, return_tensors="np"
+        )
+        assert WHISPER.frames(num_samples) == QWEN2_AUDIO.frames(num_samples) == features["attention_mask"].sum()
+        assert WHISPER.feature_length(num_samples) == (features["input_features"].shape[-1] - 1) // 2 + 1 == 1500
 
 
 def test_thirty_seconds_of_qwen2_audio_are_750_rows():

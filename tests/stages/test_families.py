@@ -1,4 +1,4 @@
-"""Five families through one adapter: token ids from stored features equal `generate` of the whole model from pixels."""
+"""Seven families through one adapter: ids from stored features equal `generate` of the whole model from pixels."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ def test_ids_equal_generate_from_pixels(
         generate={"max_new_tokens": NEW_TOKENS},
     )
     line = Line(config)
+    checked = line.context.checked
+    assert {*checked.rules, *checked.own_size_rules} == checked.verdicts.keys()  # no size was asked of the processor
     assert [row["message"] for row in line.rows if row["status"] != "ok"] == []
     expected = reference_ids(checkpoint, requests)
     assert len(set(expected)) > len(requests) // 2  # random weights that answered all alike would prove nothing
