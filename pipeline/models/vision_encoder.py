@@ -150,7 +150,6 @@ class VisionEncoder:
     @torch.inference_mode()
     def stage(self, modality: Modality, items: Sequence[Frames], geometries: Sequence[Geometry]) -> StagedMedia:
         """What can be done for a batch while the one before is computed, in another thread."""
-        """
         staged = StagedMedia(modality=modality, items=items, geometries=geometries)
         if modality in self.facts.rules:
             return replace(staged, frames=self.link.send_frames(items))
@@ -164,7 +163,8 @@ class VisionEncoder:
     def compute(self, staged: StagedMedia) -> EncodedBatch:
         """Features of what was staged, for which the host does not wait.
 
-        Raises `RuntimeError` when the processor does not do what was planned, and `torch.OutOfMemoryError` as it comes.
+        Whether an item came out as planned is for the caller to ask (`EncodedItem.mismatch`). Raises
+        `torch.OutOfMemoryError` as it comes.
         """
         if staged.frames is not None:
             return EncodedBatch(parts=[self._compute_frames(staged, staged.frames)])
