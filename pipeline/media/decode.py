@@ -30,10 +30,9 @@ def decode_media(
     """The planned frames of `file`, upright RGB, at `size` = (height, width), or as presented for None.
 
     A page (from 0) of a PDF is one frame. `dct_scaled` is of JPEGs, `rules` of images: see `decode_image`; `by_range`
-    (of MP4, MOV and Matroska) and `at_keyframes` are of videos: see `decode_video`. Raises `ItemError` (stage
-    `decode`): `truncated`, `corrupt`, `unknown_format`, `unsupported_mode`, `wrong_size` for an image of another size
-    than was probed and admitted, what `render_page` raises, and `wrong_frame_count` when `plan` was made for another
-    modality.
+    (MP4, MOV, Matroska) and `at_keyframes` are of videos: see `decode_video`. Raises `ItemError` (stage `decode`):
+    `truncated`, `corrupt`, `unknown_format`, `unsupported_mode`, `wrong_size` for an image of another size than was
+    probed and admitted, what `render_page` raises, and `wrong_frame_count` when `plan` was made for another modality.
     """
     match probe.modality:
         case "image":

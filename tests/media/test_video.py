@@ -25,6 +25,12 @@ CLIPS = {
     "h264 open gop": Recipe(options={"x264-params": "open-gop=1:keyint=15:bframes=3:scenecut=0"}),
     "h264 intra refresh": Recipe(options={"x264-params": "intra-refresh=1:keyint=20:bframes=0"}),
     "h264 mkv": Recipe(container="matroska", options={"g": "15", "bf": "2"}),
+    "h264 mkv open gop": Recipe(
+        container="matroska", options={"x264-params": "open-gop=1:keyint=15:bframes=5:b-adapt=0:scenecut=0"}
+    ),
+    "hevc mkv open gop": Recipe(
+        container="matroska", library="libx265", options={"x265-params": f"{X265}:keyint=15:bframes=7:open-gop=1"}
+    ),
     "h264 mpeg-ts": Recipe(container="mpegts", options={"g": "15", "bf": "3"}),
     "h264 mpeg-ts open gop": Recipe(
         container="mpegts", options={"x264-params": "open-gop=1:keyint=15:bframes=3:scenecut=0"}
@@ -334,7 +340,9 @@ def count_runs_in_sequence(monkeypatch) -> list[int]:
 
 
 @pytest.mark.parametrize("by_range", [False, True])
-@pytest.mark.parametrize("name", ["h264 gop 12", "h264 open gop", "hevc open gop", "h264 VFR", "h264 starts at 5 s"])
+@pytest.mark.parametrize(
+    "name", ["h264 gop 12", "h264 open gop", "hevc open gop", "h264 VFR", "h264 starts at 5 s", "mkv starts at 5 s"]
+)
 def test_at_keyframes_the_keyframe_before_is_shown(clips, name, by_range, monkeypatch):
     data, truth = clips(name)
     with av.open(io.BytesIO(data)) as container:
