@@ -57,7 +57,8 @@ def thumbnail(
 
 def scaled(picture: npt.NDArray[np.uint8], longest_side: int) -> npt.NDArray[np.uint8]:
     """`uint8 (H, W, 3)` with the longer side of so many pixels."""
-    size = _scaled_size(*picture.shape[:2], longest_side)
+    height, width, _ = picture.shape
+    size = _scaled_size(height, width, longest_side)
     resized: npt.NDArray[np.uint8] = resize_frames(picture[None], size)[0]
     return resized
 
