@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.config import parse_config
+from pipeline.config import Config, parse_config
+from pipeline.media.sandbox import Sandbox, open_sandbox
 from pipeline.media.thumbnail import as_png, scaled, thumbnail
-from pipeline.media.url_policy import SourcePolicy
 from pipeline.models.checkpoint import load_quietly
 from pipeline.schema import MediaItem
 from pipeline.search import Answers, find_run, search
@@ -44,8 +44,7 @@ def run_search(path: str, query: str, *, limit: int, tenant: str, page: str | No
     load_quietly()
     run = find_run(path)
     found = search(run, query, limit=limit, tenant=tenant)
-    policy = parse_config(run.read_json("_run/config.json")["config"]).source_policy()
-    pictures = {hit.id: _picture(hit, policy) for answers in found for hit in answers.hits}
+    pictures = _pictures(found, parse_config(run.read_json("_run/config.json")["config"]))
     found = [answers for answers in found if answers.hits]
     for answers in found:
         print(f"\n{answers.of}, by {answers.model}")
@@ -88,12 +87,22 @@ def _cells(picture: npt.NDArray[np.uint8]) -> Iterator[str]:
         yield "".join(cells) + "\x1b[0m"
 
 
-def _picture(hit: Hit, policy: SourcePolicy) -> npt.NDArray[np.uint8] | None:
+def _pictures(found: Sequence[Answers], config: Config) -> dict[str, npt.NDArray[np.uint8] | None]:
+    """By id of the hit; decoded as the run's media were, in its sandbox."""
+    sandbox = open_sandbox(config.decode.sandbox, config.decode.item_seconds)
+    try:
+        return {hit.id: _picture(hit, config, sandbox) for answers in found for hit in answers.hits}
+    finally:
+        if sandbox is not None:
+            sandbox.close()
+
+
+def _picture(hit: Hit, config: Config, sandbox: Sandbox | None) -> npt.NDArray[np.uint8] | None:
     if hit.uri is None:
         return None
     modality = hit.kind if hit.kind in ("image", "video", "page") else ("page" if hit.page is not None else None)
     media = MediaItem(uri=hit.uri, modality=modality, page=hit.page)  # type: ignore[arg-type]
-    return thumbnail(media, _PAGE_SIDE, policy)
+    return thumbnail(media, _PAGE_SIDE, config.source_policy(), config.limits(), sandbox)
 
 
 def page_of(query: str, found: Sequence[Answers], pictures: dict[str, npt.NDArray[np.uint8] | None]) -> str:

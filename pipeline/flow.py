@@ -156,7 +156,7 @@ def _text_pass(
         config.ray,
         batches=_least_batches(windows, section.max_batch_items),
         batch_flops=2 * context.checked.parameters["text"] * (section.max_batch_tokens or TEXT_BATCH_TOKENS["cpu"]),
-        memory=engine.Memory(window_task=memory.prompt_bytes(), actor=memory.pool_bytes(context)),
+        memory=engine.Memory(window_task=memory.text_plan_bytes(config), actor=memory.pool_bytes(context)),
     )
     max_batch_tokens = section.max_batch_tokens or TEXT_BATCH_TOKENS[workers.device]
     rows = engine.windows_dataset(windows)

@@ -16,6 +16,11 @@ from sentence_transformers import SentenceTransformer
 from pipeline import flow
 from pipeline.config import Config, parse_config
 from pipeline.demo.documents import FAILURES, make_demo_documents
+from pipeline.media.sandbox import Probers
+from pipeline.runs import run
+from pipeline.stages import context
+from tests.media.pdf_files import Page, make_pdf, text_line
+from tests.media.sandboxed import open_hostile, ordering
 from tests.models.dual_folders import FAMILIES, save_dual
 from tests.without_ray import run_without_ray
 
@@ -77,6 +82,31 @@ def test_every_page_is_indexed_or_quarantined_and_its_chunks_say_where_they_stan
     for query, (sentence, page) in zip(queries, sentences, strict=True):
         ranked = dict.fromkeys(pages[i] for i in np.argsort(-(ours @ query)))
         assert page in list(ranked)[:3], sentence
+
+
+def test_documents_that_break_what_reads_them_cost_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    page = Page(content=text_line("Some words of a page.", 20, 100))
+    for what in ("count_hang", "count_segfault", "text_hang", "text_segfault"):
+        (folder / f"{what}.pdf").write_bytes(ordering(make_pdf([page]), what))
+    (folder / "good.pdf").write_bytes(make_pdf([page, page]))
+    sandbox = open_hostile(item_seconds=1.0)
+    probers = Probers([sandbox])
+    monkeypatch.setattr(run, "open_probers", lambda mode, seconds: probers)
+    monkeypatch.setattr(context, "_probers", lambda mode, seconds: probers)
+    raw = {"job": "index_documents", "input": str(folder), "output": str(tmp_path / "output"), "model": MINILM}
+    config = parse_config({**raw, "store": {"path": str(tmp_path / "store")}})
+    rows = rows_of(config, flow.run(config))
+    sandbox.close()
+    assert {row["id"]: (row["code"], row["text"]) for row in rows} == {
+        "count_hang.pdf": ("timeout", None),
+        "count_segfault.pdf": ("crashed", None),
+        "text_hang.pdf#page=1": ("timeout", None),
+        "text_segfault.pdf#page=1": ("crashed", None),
+        "good.pdf#page=1": (None, "Some words of a page."),
+        "good.pdf#page=2": (None, "Some words of a page."),
+    }
 
 
 def test_documents_without_a_model_for_pictures_are_indexed_by_their_text(tmp_path: Path) -> None:

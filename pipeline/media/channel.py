@@ -12,7 +12,7 @@ from typing import Any
 # Up to here a file is read at once by the child, or several together; above, by what asks for its parts.
 WHOLE_BYTES = 16 * 2**20
 READ_BYTES = 2**20  # asked of the parent at a time
-# A plan of 100,000 frames is 2 MB.
+# A plan of 100,000 frames is 2 MB, a page of a million letters 4,000,000 bytes.
 _MAX_BYTES = 4 * 2**20
 _MAX_FDS = 2
 _LENGTH = struct.Struct("<I")
@@ -29,7 +29,7 @@ class BadMessage(Exception):
 def send(to: socket.socket, message: dict[str, Any], fds: Sequence[int] = (), *, deadline: float | None = None) -> None:
     """Send a message, with duplicates of descriptors. Raises `ChannelClosed`; TimeoutError at `deadline`
     (`time.monotonic`)."""
-    body = json.dumps(message, separators=(",", ":")).encode()
+    body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode("utf-8", "surrogatepass")
     data = _LENGTH.pack(len(body)) + body
     try:
         _wait_until(to, deadline)

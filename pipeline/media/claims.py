@@ -1,7 +1,7 @@
 """What an image's header claims beside its size, held against its size before a decoder believes it.
 
 A decoder that is told of a tile of 30,000 x 30,000 pixels allocates it, though the picture in it is 16 x 16. Only of
-TIFFs and AVIFs: the other decoders hold what they find against the size that they were given.
+TIFFs, AVIFs and JP2s: the other decoders hold what they find against the size that they were given.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ _MAX_VALUES = 200_000
 _MAX_SPARE_PIXELS = 2048 * 2048
 # There are 100 or so with a meaning.
 _MAX_TAGS = 4_096
+# Before its header a JP2 has a signature, its type, and seldom more.
+_MAX_BOXES = 256
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,25 @@ def check_avif(data: bytes, size: tuple[int, int], *, stage: str) -> None:
             raise ItemError(
                 stage, "corrupt_header", f"AVIF of {size[0]}x{size[1]} pixels around one of {width}x{height}"
             )
+
+
+def check_jp2(file: BinaryIO, *, stage: str) -> None:
+    """Raise `ItemError` (`corrupt_header`) for a header that is longer than the file, which Pillow reads at once, or
+    that comes behind more boxes than any file has. A file without one is the parser's to name."""
+    num_bytes, at = file.seek(0, io.SEEK_END), 0
+    for _ in range(_MAX_BOXES):
+        file.seek(at)
+        head = file.read(16)
+        if len(head) < 16:
+            return
+        short, kind, long = struct.unpack(">I4sQ", head)
+        length = long if short == 1 else short
+        if kind == b"jp2h":
+            if length > num_bytes - at:
+                raise ItemError(stage, "corrupt_header", f"JP2 of {num_bytes:,} bytes with a header of {length:,}")
+            return
+        at += max(length, 8)  # what cannot be so short is the parser's to name, too
+    raise ItemError(stage, "corrupt_header", f"JP2 without a header in its first {_MAX_BOXES} boxes")
 
 
 def check_tiff(file: BinaryIO, *, stage: str) -> None:

@@ -21,6 +21,8 @@ from pipeline.media import pdfium
 from pipeline.schema import Probe
 
 DEFAULT_DPI = 144.0  # twice the unit of PDF: an A4 page is 1191 x 1684 pixels
+MOST_PAGES = 2**20  # PDFium opens no document of more
+MOST_LETTERS = 1_000_000  # of a page's text; a page full of small print has 10,000
 
 _POINTS_PER_INCH = 72
 _END_OF_FILE = b"%%EOF"
@@ -28,6 +30,7 @@ _TAIL_BYTES = 1024  # where readers look for that mark (ISO 32000-1, annex H, no
 # PDFium writes U+FFFE for the hyphen that parts a word at the end of a line, and joins the lines.
 _PARTING = re.compile("[\x02\u00ad\ufffe]")
 _LINE_END = re.compile("[ \t]*(?:\r\n|\r|\n)")
+_HALF = re.compile("[\ud800-\udfff]")
 _UNSEEN = re.compile("[\x00-\x08\x0b-\x1f\x7f\ufeff\uffff]")
 
 
@@ -79,12 +82,19 @@ def page_text(file: bytes | BinaryIO, page: int) -> str:
     written so; pieces of one line from left to right, as most letters of the page stand. Text that is not seen, behind
     a picture or outside of what is shown, is in it. Lines end with "\n", without spaces before it. A word that a hyphen
     parts at the end of a line is joined, as PDFium does; soft hyphens and control characters are left out. Raises as
-    `render_page` does.
+    `render_page` does, and `too_much_text` for more than `MOST_LETTERS`.
     """
     with _opened(file, "decode", f"page {page + 1}") as document:
         _check_page(document, page, "decode", "page")
         text = pdfium.text(document, page)
+    if len(text) > MOST_LETTERS:
+        raise ItemError("decode", "too_much_text", f"page {page + 1}: {len(text):,} letters, {MOST_LETTERS:,} allowed")
     return _UNSEEN.sub("", _LINE_END.sub("\n", _PARTING.sub("", text))).strip()
+
+
+def is_clean(text: str) -> bool:
+    """Whether `text` may be what `page_text` gives: nothing in it that it leaves out, and no halves of letters."""
+    return not (_PARTING.search(text) or _UNSEEN.search(text) or _HALF.search(text))
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from PIL.ExifTags import Base
 from PIL.Image import Image, Transpose
 
 from pipeline.errors import ItemError
-from pipeline.media.claims import check_avif, check_tiff
+from pipeline.media.claims import check_avif, check_jp2, check_tiff
 
 # Pillow's own limit warns, or raises, by a process-wide number. Admission has limits of its own, per item and before
 # anything is allocated, so the number is switched off where Pillow is first imported and never touched again.
@@ -68,6 +68,8 @@ def open_image(file: BinaryIO, format: str, *, stage: str) -> Image:
         raise ItemError(stage, "unsupported_codec", missing)
     if format == "TIFF":
         check_tiff(file, stage=stage)
+    if format == "JPEG2000":
+        check_jp2(file, stage=stage)
     file.seek(0)
     if format != "AVIF":
         return PIL.Image.open(file, formats=(format,))

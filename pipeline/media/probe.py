@@ -16,7 +16,7 @@ from av.video.stream import VideoStream
 
 from pipeline.errors import ItemError
 from pipeline.media import streams
-from pipeline.media.document import DEFAULT_DPI, probe_page
+from pipeline.media.document import DEFAULT_DPI, probe_page, read_page_count
 from pipeline.media.pillow import PILLOW_ERRORS, open_image, presented_size, reason
 from pipeline.media.sniff import Signature, identify, stated_seconds
 from pipeline.schema import Modality, Probe
@@ -35,9 +35,9 @@ def probe_media(
 
     `declared` is the modality that the manifest or the file name claims. A container of pictures and sound is a video,
     or the sound of one where `declared` is audio; cover art is no picture. Raises `ItemError` (stage `probe`):
-    `unknown_format` (which a PDF without a page is, too), `modality_mismatch`, `corrupt_header`, `no_video_stream`,
-    `no_audio_stream`, `unsupported_codec`, `zero_dimensions`, and what `probe_page` raises. A file cut off behind its
-    header passes here and fails in decode.
+    `unknown_format` (which a PDF of no named page is, too, if it can be opened), `modality_mismatch`, `corrupt_header`,
+    `no_video_stream`, `no_audio_stream`, `unsupported_codec`, `zero_dimensions`, and what `probe_page` raises. A file
+    cut off behind its header passes here and fails in decode.
     """
     signature = identify(file, stage="probe", name=name)
     if declared is not None and ("video" if declared == "audio" else declared) != signature.modality:
@@ -49,6 +49,7 @@ def probe_media(
         )
     if signature.modality == "page":
         if page is None:
+            read_page_count(file, name)
             raise ItemError("probe", "unknown_format", f"{name}: a PDF is taken by its pages, and none is named")
         return probe_page(file, page, num_bytes=num_bytes, dpi=dpi, name=name)
     if signature.modality == "image":

@@ -49,10 +49,11 @@ def serve(parent: socket.socket) -> None:
             os.close(source) if source >= 0 else None
             source, output = fds[0], mmap.mmap(fds[1], request["output_bytes"])
             os.close(fds[1])
-        if "probe" in request:
-            reply = answer_probe(request["probe"], io.BufferedReader(ParentFile(parent, source, request["num_bytes"])))
+        if "items" not in request:
+            with _file(parent, source, 0, request) as file:
+                reply = answer_reading(request, file)
             channel.send(parent, reply)
-            if not reply.keys() & {"probed", "failed"}:
+            if not reply.keys() & {"found", "failed"}:
                 return
             continue
         source_at = output_at = 0
@@ -104,9 +105,9 @@ class ParentFile(io.RawIOBase):
         return got
 
 
-def answer_probe(request: dict[str, Any], file: BinaryIO) -> dict[str, Any]:
-    """What the header says, or what is wrong with the item, or with this process."""
-    return _reply(lambda: {"probed": _probe(request, file)})
+def answer_reading(request: dict[str, Any], file: BinaryIO) -> dict[str, Any]:
+    """What the header says, the number of pages or the text of one, or what is wrong with the item, or this process."""
+    return _reply(lambda: {"found": _read(request, file)})
 
 
 def answer(request: dict[str, Any], file: BinaryIO, output: memoryview) -> dict[str, Any]:
@@ -130,6 +131,17 @@ def _probe(request: dict[str, Any], file: BinaryIO) -> dict[str, Any]:
 
     probe = probe_media(file, **request)
     return {name: getattr(probe, name) for name in probe.__slots__}
+
+
+def _read(request: dict[str, Any], file: BinaryIO) -> Any:
+    from pipeline.media.document import page_text, read_page_count
+
+    match request:
+        case {"page_count": name}:
+            return read_page_count(file, name)
+        case {"page_text": page}:
+            return page_text(file, page)
+    return _probe(request["probe"], file)
 
 
 def _decode(request: dict[str, Any], file: BinaryIO, output: memoryview) -> tuple[float, ...]:

@@ -9,41 +9,63 @@ import numpy.typing as npt
 from PIL import Image
 
 from pipeline.errors import ItemError
-from pipeline.media.decode import decode_media
-from pipeline.media.probe import probe_media
+from pipeline.media.budget import Budget, admit
+from pipeline.media.in_process import InProcess
 from pipeline.media.resize import resize_frames
+from pipeline.media.sandbox import Sandbox
 from pipeline.media.source import FetchCounter, read_source
+from pipeline.media.undecoded import Undecoded
 from pipeline.media.url_policy import SourcePolicy
-from pipeline.schema import MediaItem, SamplePlan
+from pipeline.schema import MediaItem, ResourceVector, SamplePlan
 
 _DPI = 72.0
 
 
-def thumbnail(media: MediaItem, longest_side: int, policy: SourcePolicy) -> npt.NDArray[np.uint8] | None:
+def thumbnail(
+    media: MediaItem, longest_side: int, policy: SourcePolicy, limits: Budget, sandbox: Sandbox | None
+) -> npt.NDArray[np.uint8] | None:
     """`uint8 (H, W, 3)` with the longer side of so many pixels; of a video, the frame at its middle.
 
-    None for what can no longer be read.
+    Decoded in `sandbox`, in this process for None. None for what can no longer be read, has no picture, or is over the
+    limits: it may have been replaced since its run.
     """
+    reader = sandbox or InProcess()
     try:
         data = read_source(media, FetchCounter(), policy)
-        file = io.BytesIO(data)
-        probe = probe_media(
-            file, num_bytes=len(data), declared=media.modality, name=media.name, page=media.page, dpi=_DPI
+        probe = reader.probe(
+            io.BytesIO(data), num_bytes=len(data), declared=media.modality, name=media.name, page=media.page, dpi=_DPI
         )
-        plan = SamplePlan(pts_seconds=(probe.duration_seconds / 2,))
-        frames = decode_media(io.BytesIO(data), probe, plan, None, page=media.page)
+        admit(
+            ResourceVector(
+                num_bytes=len(data),
+                pixels_per_frame=probe.width * probe.height,
+                num_frames=1,
+                duration_seconds=probe.duration_seconds,
+                feature_tokens=0,
+            ),
+            limits,
+        )
     except ItemError:
         return None
-    return scaled(frames.pixels[0], longest_side)
+    if probe.modality == "audio":
+        return None
+    plan = SamplePlan(pts_seconds=(probe.duration_seconds / 2,))
+    size = _scaled_size(probe.height, probe.width, longest_side)
+    [outcome] = reader.decode([Undecoded(data=data, probe=probe, plan=plan, size=size, page=media.page)])
+    return None if isinstance(outcome.result, ItemError) else outcome.result.pixels[0]
 
 
 def scaled(picture: npt.NDArray[np.uint8], longest_side: int) -> npt.NDArray[np.uint8]:
     """`uint8 (H, W, 3)` with the longer side of so many pixels."""
-    height, width = picture.shape[:2]
-    scale = longest_side / max(height, width)
-    size = (max(1, round(height * scale)), max(1, round(width * scale)))
+    height, width, _ = picture.shape
+    size = _scaled_size(height, width, longest_side)
     resized: npt.NDArray[np.uint8] = resize_frames(picture[None], size)[0]
     return resized
+
+
+def _scaled_size(height: int, width: int, longest_side: int) -> tuple[int, int]:
+    scale = longest_side / max(height, width)
+    return max(1, round(height * scale)), max(1, round(width * scale))
 
 
 def as_png(pixels: npt.NDArray[np.uint8]) -> bytes:

@@ -19,6 +19,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import ManifestError
+from pipeline.media.in_process import InProcess
+from pipeline.media.sandbox import Probers
 from pipeline.media.source import ANYWHERE
 from pipeline.media.url_policy import SourcePolicy
 from pipeline.runs.frozen_rows import FROZEN_SCHEMA, canonical, frozen_request, frozen_row
@@ -76,19 +78,21 @@ def freeze_manifest(
     texts: Sequence[str] = (),
     expand_pages: bool = False,
     policy: SourcePolicy = ANYWHERE,
+    reader: Probers | InProcess | None = None,
     rows_per_file: int = 4096,
 ) -> FrozenManifest:
     """Write the listing under `folder`, its index last; a listing already frozen there is only read.
 
-    `expand_pages`: with a row for each page of a PDF, as `page_requests` makes them under `policy`; `limit` counts
-    those. Raises what `read_manifest` and `page_requests` raise, and `ManifestError` for an id that occurs twice.
+    `expand_pages`: with a row for each page of a PDF, as `page_requests` makes them under `policy`, by `reader`;
+    `limit` counts those. Raises what `read_manifest` and `page_requests` raise, and `ManifestError` for an id that
+    occurs twice.
     """
     if folder.exists(FROZEN_INDEX):
         return read_frozen(folder)
     digest, counts = hashlib.sha256(), Counter[str]()
     files: list[str] = []
     with IdSpill() as ids:
-        with closing(_listed_requests(input, limit, texts, expand_pages, policy)) as numbered:
+        with closing(_listed_requests(input, limit, texts, expand_pages, policy, reader)) as numbered:
             requests = _observed(numbered, ids, digest, counts)
             for first in requests:
                 files.append(f"{FROZEN_PARTS}/part-{len(files):05d}.parquet")
@@ -119,6 +123,7 @@ def stage_manifest(
     texts: Sequence[str] = (),
     expand_pages: bool = False,
     policy: SourcePolicy = ANYWHERE,
+    reader: Probers | InProcess | None = None,
     rows_per_file: int = 4096,
 ) -> StagedManifest:
     """Freeze the listing in a local temporary directory: the run's id needs its digest before the run has a folder.
@@ -134,6 +139,7 @@ def stage_manifest(
             texts=texts,
             expand_pages=expand_pages,
             policy=policy,
+            reader=reader,
             rows_per_file=rows_per_file,
         )
     except BaseException:
@@ -192,10 +198,15 @@ def read_range(folder: Folder, start: int, stop: int) -> list[Request]:
 
 
 def _listed_requests(
-    input: str, limit: int | None, texts: Sequence[str], expand_pages: bool, policy: SourcePolicy
+    input: str,
+    limit: int | None,
+    texts: Sequence[str],
+    expand_pages: bool,
+    policy: SourcePolicy,
+    reader: Probers | InProcess | None,
 ) -> Generator[tuple[int, Request]]:
     numbered = numbered_requests(input, limit, texts)
-    return page_requests(numbered, limit=limit, policy=policy) if expand_pages else numbered
+    return page_requests(numbered, limit=limit, policy=policy, reader=reader) if expand_pages else numbered
 
 
 def _observed(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError
+from pipeline.media.sandbox import Probers, open_probers
 from pipeline.runs.base import LATEST_ENDED_NAME, choose_base
 from pipeline.runs.listing import check_input
 from pipeline.runs.lock import RunLock, run_lock
@@ -69,28 +70,44 @@ def start_run(config: Config) -> Iterator[Run]:
         if not output_folder(config).sub(config.run_id).exists(FROZEN_INDEX):
             check_input(config.input)  # before anything is written
         with _held(config, config.run_id) as (folder, lock):
-            frozen = freeze_manifest(
-                config.input,
-                folder,
-                limit=config.limit,
-                texts=texts,
-                expand_pages=expand_pages,
-                policy=config.source_policy(),
-            )
+            with _reader(config) as reader:
+                frozen = freeze_manifest(
+                    config.input,
+                    folder,
+                    limit=config.limit,
+                    texts=texts,
+                    expand_pages=expand_pages,
+                    policy=config.source_policy(),
+                    reader=reader,
+                )
             yield _started(config, config.run_id, folder, lock, frozen)
         return
-    with stage_manifest(
-        config.input,
-        limit=config.limit,
-        texts=texts,
-        expand_pages=expand_pages,
-        policy=config.source_policy(),
-    ) as staged:
+    with _reader(config) as reader:
+        listed = stage_manifest(
+            config.input,
+            limit=config.limit,
+            texts=texts,
+            expand_pages=expand_pages,
+            policy=config.source_policy(),
+            reader=reader,
+        )
+    with listed as staged:
         run_id = derive_run_id(config.digest(), staged.digest, job=config.job)
         with _held(config, run_id) as (folder, lock):
             manifest = publish_manifest(staged, folder)
             staged.discard()
             yield _started(config, run_id, folder, lock, manifest)
+
+
+@contextmanager
+def _reader(config: Config) -> Iterator[Probers | None]:
+    """What counts the pages of documents; its children are started for the first one, and end with the listing."""
+    probers = open_probers(config.decode.sandbox, config.decode.item_seconds)
+    try:
+        yield probers
+    finally:
+        if probers is not None:
+            probers.close()
 
 
 @contextmanager

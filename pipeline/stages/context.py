@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore, StoreWriter
-from pipeline.media.sandbox import NUM_PROBERS, Probers, Sandbox, SandboxMode, open_sandbox
+from pipeline.media.sandbox import Probers, Sandbox, SandboxMode, open_probers, open_sandbox
 from pipeline.planning.buckets import BatchBudget, tower_layout
 from pipeline.planning.geometry import own_size_geometry, probed_geometry
 from pipeline.runs.base import Place, unchanged
@@ -138,7 +138,7 @@ class StageContext:
 
     @property
     def probers(self) -> Probers | None:
-        """As `sandbox`, what reads headers."""
+        """As `sandbox`, what reads headers, and the text of pages."""
         section = self.config.decode
         return _probers(section.sandbox, section.item_seconds)
 
@@ -200,9 +200,7 @@ def _sandbox(mode: SandboxMode, item_seconds: float) -> Sandbox | None:
 
 @functools.lru_cache(maxsize=1)
 def _probers(mode: SandboxMode, item_seconds: float) -> Probers | None:
-    sandboxes = [open_sandbox(mode, item_seconds) for _ in range(NUM_PROBERS)]
-    opened = [sandbox for sandbox in sandboxes if sandbox is not None]
-    return Probers(opened) if opened else None
+    return open_probers(mode, item_seconds)
 
 
 @functools.lru_cache(maxsize=4)

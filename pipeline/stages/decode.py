@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 import time
 from collections.abc import Iterable, Iterator
@@ -15,11 +14,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.errors import ItemError
-from pipeline.media.decode import decode_media
+from pipeline.media.in_process import InProcess
 from pipeline.media.resize import crop_frames
-from pipeline.media.sandbox import OFF, Outcome, Undecoded
+from pipeline.media.sandbox import OFF
 from pipeline.media.shared_source import SharedSources
 from pipeline.media.source import FetchCounter, open_source, stat_source
+from pipeline.media.undecoded import Outcome, Undecoded
 from pipeline.schema import Frames, ItemFailure
 from pipeline.stages.context import StageContext
 from pipeline.stages.identity import (
@@ -142,8 +142,7 @@ class DecodeBatches:
         check_source(item.media, item.source_id, found)
 
     def _decode_all(self, items: list[Undecoded]) -> Iterable[Outcome]:
-        sandbox = self.context.sandbox
-        return map(_decode_here, items) if sandbox is None else sandbox.decode(items)
+        return (self.context.sandbox or InProcess()).decode(items)
 
     def _undecoded(self, planned: PlannedMedia, *, data: bytes = b"", file: BinaryIO | None = None) -> Undecoded:
         identity = self.context.identity
@@ -200,25 +199,6 @@ def _groups(items: Iterable[_Fetched | _Done]) -> Iterator[list[_Fetched | _Done
         group.append(item)
         num_bytes += size
     yield group
-
-
-def _decode_here(item: Undecoded) -> Outcome:
-    started = time.perf_counter()
-    planned = (item.probe, item.plan, item.size, item.resample)
-    result: Frames | ItemError
-    try:
-        result = decode_media(
-            io.BytesIO(item.data) if item.file is None else item.file,
-            *planned,
-            page=item.page,
-            dct_scaled=item.dct_scaled,
-            by_range=item.file is not None,
-            at_keyframes=item.at_keyframes,
-            rules=item.rules,
-        )
-    except ItemError as error:
-        result = error
-    return Outcome(result=result, seconds=time.perf_counter() - started)
 
 
 def _done(fetched: _Fetched, outcome: Outcome) -> _Done:

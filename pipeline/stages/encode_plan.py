@@ -20,8 +20,8 @@ from pipeline.errors import ItemError
 from pipeline.features.catalogue import SourceEntry
 from pipeline.media.archive import SourceFacts
 from pipeline.media.budget import Budget, admit, admit_request
+from pipeline.media.in_process import InProcess
 from pipeline.media.part import part_plan, probe_part
-from pipeline.media.probe import probe_media
 from pipeline.media.sampling import sample_plan
 from pipeline.media.shared_source import SharedSources
 from pipeline.media.source import FetchCounter, open_source, stat_source
@@ -326,8 +326,7 @@ class _WindowPlanner:
 
     def _probe_file(self, candidate: _Candidate, file: Any) -> Probe:
         assert candidate.facts is not None
-        probers = self.context.probers
-        probe = (probe_media if probers is None else probers.probe)(
+        probe = (self.context.probers or InProcess()).probe(
             file,
             num_bytes=candidate.facts.num_bytes,
             declared=candidate.media.modality,

@@ -50,6 +50,12 @@ def prompt_bytes() -> int:
     return _PROMPT
 
 
+def text_plan_bytes(config: Config) -> int:
+    """Of a task that plans a window of texts, with the sandbox that reads the text of pages, one at a time."""
+    reads_pages = config.job == "index_documents" and config.decode.sandbox != "off"
+    return _PROMPT + (_PROBER if reads_pages else 0)
+
+
 def generate_bytes(context: StageContext) -> int:
     """Of an actor that generates, with the weights of its half; what a batch takes depends on the answers."""
     return _GENERATE + _weights(context, "language", context.config.generate.dtype)

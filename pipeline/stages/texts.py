@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pipeline.errors import ItemError
 from pipeline.language.chunking import chunk_text
-from pipeline.media.document import page_text
+from pipeline.media.in_process import InProcess
 from pipeline.media.shared_source import SharedSources
 from pipeline.media.source import FetchCounter, stat_source
 from pipeline.planning.windows import Window
@@ -151,6 +152,7 @@ class _DocumentTexts:
         self.context = context
         self.policy = context.config.source_policy()
         self.sources = SharedSources(self.policy)
+        self.reader = context.probers or InProcess()
         self.stat: dict[tuple[str | None, str | None], str] = {}
 
     def source_id(self, request: Request) -> str | None:
@@ -175,13 +177,21 @@ class _DocumentTexts:
             raise ItemError("tokenize", "not_a_page", f"a row is one document or image, it has {len(request.media)}")
         [media] = request.media
         if media.page is None:
+            if media.modality == "page":
+                self._check_document(media, counter)
             _check_media(self.context)
             return None
-        text = page_text(self.sources.read(media, counter), media.page)
+        text = self.reader.page_text(self.sources.read(media, counter), media.page)
         pieces = _chunks(self.context, self.context.text_side, text)
         if not pieces and not self.context.checked.verdicts:
             raise ItemError("tokenize", "empty_text", f"{media.name} has no text, and the job no model for its picture")
         return ItemText(text=text, source_id=self._source_id(media), pieces=pieces)
+
+    def _check_document(self, media: MediaItem, counter: FetchCounter) -> None:
+        """Raise why it has no pages: of one that hung or broke what counted them, as it does once more."""
+        data = self.sources.read(media, counter)
+        self.reader.page_count(io.BytesIO(data), num_bytes=len(data), name=media.name)
+        raise ItemError("tokenize", "not_a_page", f"the pages of {media.name} could not be counted when it was listed")
 
     def _source_id(self, media: MediaItem) -> str:
         """As the encode pass has it; each document is asked for once."""

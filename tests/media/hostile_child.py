@@ -9,14 +9,17 @@ import os
 import signal
 import socket
 import time
+from collections.abc import Callable
 from typing import Any, BinaryIO
 
 import pipeline.media.sandbox_child as child
 from pipeline.errors import ItemError
+from pipeline.media import document
 
 MARK = b"\nORDER:"
 HUGE = 2**40
 real_answer, real_decode, real_probe, real_mmap = child.answer, child._decode, child._probe, mmap.mmap
+real_count, real_text = document.read_page_count, document.page_text
 parent_socket: list[int] = []
 items = 0
 
@@ -63,6 +66,29 @@ def probe(request: dict[str, Any], file: BinaryIO) -> dict[str, Any]:
                 file.seek(0)
                 file.read(2**20)
     return real_probe(request, file)
+
+
+def count(file: BinaryIO, name: str) -> Any:
+    """As `decode`, of one that counts pages."""
+    return broken("count", file, lambda: real_count(file, name))
+
+
+def text(file: BinaryIO, page: int) -> Any:
+    """As `decode`, of one that reads the text of a page."""
+    return broken("text", file, lambda: real_text(file, page))
+
+
+def broken(what: str, file: BinaryIO, real: Callable[[], Any]) -> Any:
+    """Follows an order for `what`, or does what is real."""
+    name, argument = order_of(file)
+    if name == f"{what}_hang":
+        while True:
+            pass
+    if name == f"{what}_segfault":
+        ctypes.string_at(0)
+    if name == f"{what}_eat":
+        bytearray(int(argument))
+    return eval(argument) if name == f"{what}_as" else real()
 
 
 def decode(request: dict[str, Any], file: BinaryIO, output: memoryview) -> tuple[float, ...]:
@@ -142,6 +168,7 @@ def main(*, filtered: bool = True) -> None:
         real_serve(parent)
 
     child.serve, child.answer, child._decode, child._probe = serve, answer, decode, probe
+    document.read_page_count, document.page_text = count, text
     child.mmap.mmap = mapped  # type: ignore[misc, assignment]
     if not filtered:
         child.isolation.restrict_system_calls = lambda: False

@@ -208,7 +208,7 @@ def hidden_sizes() -> dict[str, bytes]:
 def huge_metadata() -> dict[str, bytes]:
     """Files that bring more beside their pixels than anybody asked for."""
     zeros = zlib.compress(bytes(100_000_000), 9)
-    jpeg, webp, gif = (whole_files()[kind] for kind in ("jpeg-progressive", "webp-lossless", "gif"))
+    jpeg, webp, gif, jp2 = (whole_files()[kind] for kind in ("jpeg-progressive", "webp-lossless", "gif", "jp2"))
     text = PngInfo()
     for number in range(90):
         text.add_text(f"key {number}", "x" * 900_000, zip=True)
@@ -235,6 +235,10 @@ def huge_metadata() -> dict[str, bytes]:
         "webp with overlapping exif": b"RIFF" + struct.pack("<I", len(chunks) + 4) + b"WEBP" + chunks,
         "gif with comments": gif[:13] + gif[13 : 13 + 96] + comment * 20_000 + b"\0" + gif[13 + 96 :],
         "tiff whose directories are a circle": loop,
+        # Found by `scripts/fuzz_media`: read at once, 2 GB were asked for.
+        "jp2 with a header of 2 GB": with_numbers(jp2, jp2.index(b"jp2h") - 4, ">I", 2**31 + 45),
+        "jp2 with a header of an exabyte": with_numbers(jp2, jp2.index(b"jp2h") - 4, ">I4sQ", 1, b"jp2h", 2**60),
+        "jp2 with a million boxes": jp2[:32] + struct.pack(">I4s", 8, b"free") * 1_000_000 + jp2[32:],
         "tiff with 60,000 tags": tiff(
             grey_tiff(16, 16) | {number: (LONG, (0,)) for number in range(1_000, 61_000)}, bytes(256)
         ),

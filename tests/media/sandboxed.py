@@ -7,7 +7,8 @@ import os
 
 from pipeline.errors import ItemError
 from pipeline.media.probe import probe_media
-from pipeline.media.sandbox import Sandbox, Undecoded
+from pipeline.media.sandbox import Sandbox
+from pipeline.media.undecoded import Undecoded
 from pipeline.schema import Frames, SamplePlan
 from tests.media.hostile_child import MARK
 from tests.media.media_files import make_image
@@ -23,7 +24,12 @@ def open_hostile(*, item_seconds: float = 20.0, filtered: bool = True) -> Sandbo
 
 def order(text: str) -> bytes:
     """A JPEG that has the child do something else."""
-    return make_image("JPEG") + MARK + text.encode()
+    return ordering(make_image("JPEG"), text)
+
+
+def ordering(data: bytes, text: str) -> bytes:
+    """The same file, which has the child do something else."""
+    return data + MARK + text.encode()
 
 
 def decode(sandbox: Sandbox, data: bytes, *times: float) -> Frames:

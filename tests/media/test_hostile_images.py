@@ -35,6 +35,9 @@ REFUSED_METADATA = {
     "png with 90 texts",
     "png with a chunk of 2 GB",
     "tiff with 60,000 tags",
+    "jp2 with a header of 2 GB",
+    "jp2 with a header of an exabyte",
+    "jp2 with a million boxes",
 }
 
 

@@ -20,10 +20,11 @@ import numpy as np
 import pytest
 
 from pipeline.errors import ConfigError, ItemError, TransientError
-from pipeline.media import sandbox as sandbox_module
+from pipeline.media import sandbox_process
 from pipeline.media.decode import decode_media
 from pipeline.media.probe import probe_media
-from pipeline.media.sandbox import Sandbox, Undecoded, open_sandbox
+from pipeline.media.sandbox import Sandbox, open_sandbox
+from pipeline.media.undecoded import Undecoded
 from pipeline.schema import Probe, SamplePlan
 from tests.media.media_files import Recipe, long_video, make_image, make_video
 from tests.media.pdf_files import Page, make_pdf, text_line
@@ -411,7 +412,7 @@ def test_nothing_leaks_when_children_die(hostile: Callable[..., Sandbox]) -> Non
 
 
 def test_a_child_is_replaced_after_many_items(monkeypatch: pytest.MonkeyPatch, hostile: Callable[..., Sandbox]) -> None:
-    monkeypatch.setattr(sandbox_module, "_MOST_ITEMS", 3)
+    monkeypatch.setattr(sandbox_process, "_MOST_ITEMS", 3)
     sandbox = hostile()
     pids = []
     for _ in range(7):
@@ -476,7 +477,7 @@ def test_the_child_ends_with_its_parent(mode: str) -> None:
 def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-m", sandbox_module.CHILD, str(theirs.fileno()), str(os.getpid() + 1), "1"]
+        command = [sys.executable, "-m", sandbox_process.CHILD, str(theirs.fileno()), str(os.getpid() + 1), "1"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, pass_fds=(theirs.fileno(),), timeout=30)
     assert done.returncode == -signal.SIGKILL

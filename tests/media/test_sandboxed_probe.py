@@ -160,7 +160,7 @@ def test_a_header_that_breaks_its_reader_costs_its_item(hostile: Sandbox, what: 
 
 
 def test_reading_for_ever_ends(monkeypatch: pytest.MonkeyPatch, shared: Sandbox) -> None:
-    monkeypatch.setattr("pipeline.media.sandbox._ROOM_BYTES", 2**20)
+    monkeypatch.setattr("pipeline.media.sandbox_process._MORE_READ_BYTES", 2**20)
     found = outcome(shared.probe, order("probe_for_ever"))
     assert found == ("probe", "crashed", "item: the decoder's answer makes no sense: ['read']")
 

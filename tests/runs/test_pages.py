@@ -17,6 +17,7 @@ import pytest
 
 from pipeline.errors import ManifestError, TransientError
 from pipeline.media import source
+from pipeline.media.sandbox import Probers
 from pipeline.media.url_policy import SourcePolicy
 from pipeline.runs import pages
 from pipeline.runs.manifest import freeze_manifest, publish_manifest, read_range, stage_manifest
@@ -24,13 +25,21 @@ from pipeline.runs.pages import page_requests
 from pipeline.schema import MediaItem, Request
 from pipeline.storage import Folder
 from tests.media.pdf_files import Page, make_pdf
+from tests.media.sandboxed import open_hostile, ordering
 
 THREE = make_pdf([Page(), Page(), Page()])
 
 
-def frozen(input: str, tmp_path: Path, *, limit: int | None = None, expand_pages: bool = True) -> list[Request]:
+def frozen(
+    input: str,
+    tmp_path: Path,
+    *,
+    limit: int | None = None,
+    expand_pages: bool = True,
+    reader: Probers | None = None,
+) -> list[Request]:
     folder = Folder(str(tmp_path / f"run-{uuid.uuid4().hex}"))
-    manifest = freeze_manifest(input, folder, limit=limit, rows_per_file=2, expand_pages=expand_pages)
+    manifest = freeze_manifest(input, folder, limit=limit, rows_per_file=2, expand_pages=expand_pages, reader=reader)
     return read_range(folder, 0, manifest.num_items)
 
 
@@ -72,6 +81,22 @@ def test_a_document_that_cannot_be_opened_stays_one_row(folder: str, tmp_path: P
         ("b.pdf", "page", 0),
         ("c.pdf", "page", 0),
         ("d.pdf#page=1", "page", 0),
+    ]
+
+
+def test_a_document_that_breaks_what_counts_its_pages_stays_one_row_without_a_page(tmp_path: Path) -> None:
+    files = {f"{what}.pdf": ordering(THREE, f"count_{what}") for what in ("hang", "segfault", "as 0")}
+    put(str(tmp_path / "in"), {**files, "whole.pdf": THREE})
+    sandbox = open_hostile(item_seconds=1.0)
+    try:
+        requests = frozen(str(tmp_path / "in"), tmp_path, reader=Probers([sandbox]))
+    finally:
+        sandbox.close()
+    assert shown(requests) == [
+        ("as 0.pdf", "page", None),
+        ("hang.pdf", "page", None),
+        ("segfault.pdf", "page", None),
+        *((f"whole.pdf#page={n + 1}", "page", n) for n in range(3)),
     ]
 
 
@@ -204,7 +229,7 @@ def slow_first(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """The count of the first document waits for this; every document has two pages."""
     release = threading.Event()
 
-    def count(item: MediaItem, policy: SourcePolicy) -> int:
+    def count(item: MediaItem, policy: SourcePolicy, reader: object) -> int:
         assert item.uri != "0.pdf" or release.wait(20)
         return 2
 

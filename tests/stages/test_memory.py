@@ -97,3 +97,13 @@ def test_planning_declares_the_bytes_that_it_carries(
     assert memory.plan_bytes(config) == 450 * MB + carried
     alone = make_config("", ray={"window_items": items}, decode={"max_inline_bytes": inline, "sandbox": "off"})
     assert memory.plan_bytes(alone) == 250 * MB + carried
+
+
+def test_planning_texts_declares_the_sandbox_that_reads_pages(make_config: Callable[..., Config]) -> None:
+    of = {
+        (job, mode): memory.text_plan_bytes(make_config("", job=job, decode={"sandbox": mode}))
+        for job in ("embed_backfill", "index_documents")
+        for mode in ("auto", "off")
+    }
+    assert of.pop(("index_documents", "auto")) == 700 * MB
+    assert set(of.values()) == {600 * MB}
