@@ -39,6 +39,8 @@ PURE = (
     "pipeline/schema.py",
     "pipeline/planning/geometry.py",
     "pipeline/planning/buckets.py",
+    "pipeline/planning/calibration.py",
+    "pipeline/planning/estimate.py",
     "pipeline/planning/windows.py",
     "pipeline/media/av1.py",
     "pipeline/media/avif.py",
