@@ -120,6 +120,11 @@ class Probe:
     end of the last, `rate_fps` the average rate, `num_frames` an estimate that may be wrong (edit lists, WebM, TS).
     Sounds: no size, frames or `rate_fps`; `duration_seconds` is from the file's first picture or sample to the end of
     the sound, `sample_rate_hz` and `num_channels` are the source's. Those are 0 for all others.
+
+    Of a video whose header has an index (MP4, MOV), all 0 elsewhere: `coded_frames` packets of `coded_bytes` in all,
+    `keyframes` of them with `keyframe_bytes`; `keyframe_spacing` packets from each keyframe to the next where these are
+    always as many, else 0; `group_frames` that number's mean, of the group that a packet is in. `reorder_depth`: how
+    many pictures a decoder holds back, because they are shown later than others that are decoded after them.
     """
 
     modality: Modality
@@ -133,6 +138,13 @@ class Probe:
     num_frames: int = 1
     sample_rate_hz: int = 0
     num_channels: int = 0
+    coded_frames: int = 0
+    coded_bytes: int = 0
+    keyframes: int = 0
+    keyframe_bytes: int = 0
+    keyframe_spacing: int = 0
+    group_frames: float = 0.0
+    reorder_depth: int = 0
 
     @property
     def num_samples(self) -> int:

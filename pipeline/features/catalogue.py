@@ -54,6 +54,13 @@ _SOURCES = pa.schema(
         "num_frames": pa.int64(),
         "sample_rate_hz": pa.int64(),
         "num_channels": pa.int64(),
+        "coded_frames": pa.int64(),
+        "coded_bytes": pa.int64(),
+        "keyframes": pa.int64(),
+        "keyframe_bytes": pa.int64(),
+        "keyframe_spacing": pa.int64(),
+        "group_frames": pa.float64(),
+        "reorder_depth": pa.int64(),
     }
 )
 

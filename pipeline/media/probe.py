@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from typing import BinaryIO, Literal
+from typing import Any, BinaryIO, Literal
 
 import av
 from av.audio.stream import AudioStream
@@ -114,7 +115,31 @@ def _video_facts(container: InputContainer, stream: VideoStream, signature: Sign
         duration_seconds=duration,
         rate_fps=rate,
         num_frames=num_frames or max(1, round(duration * rate)),
+        reorder_depth=max(0, context.reorder_depth),
+        **_index_facts(stream),
     )
+
+
+def _index_facts(stream: VideoStream) -> dict[str, Any]:
+    """What the header's table of packets says, if it has one; 0.3 µs a packet."""
+    sizes: list[int] = []
+    keyframes: list[int] = []
+    for number, entry in enumerate(stream.index_entries):
+        sizes.append(entry.size)
+        if entry.is_keyframe:
+            keyframes.append(number)
+    if not keyframes or not any(sizes):  # Matroska's cues name keyframes without their sizes
+        return {}
+    groups = [stop - start for start, stop in itertools.pairwise([*keyframes, len(sizes)])]
+    spacing = groups[0] if set(groups[:-1]) <= {groups[0]} and groups[-1] <= groups[0] else 0
+    return {
+        "coded_frames": len(sizes),
+        "coded_bytes": sum(sizes),
+        "keyframes": len(keyframes),
+        "keyframe_bytes": sum(sizes[number] for number in keyframes),
+        "keyframe_spacing": spacing,
+        "group_frames": sum(group**2 for group in groups) / sum(groups),
+    }
 
 
 def _measure(container: InputContainer, stream: VideoStream, rate: float) -> tuple[float, int]:

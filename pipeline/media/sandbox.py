@@ -521,16 +521,16 @@ def _read(file: BinaryIO, at: int, size: int) -> bytes:
 
 
 def _checked_probe(facts: dict[str, Any], request: dict[str, Any]) -> Probe:
-    kinds: dict[str, type] = {"duration_seconds": float, "rate_fps": float}
+    kinds: dict[str, type] = dict.fromkeys(Probe.__slots__, int)
     kinds.update(dict.fromkeys(("modality", "container", "codec"), str))
-    whole = ("width", "height", "num_bytes", "num_frames", "sample_rate_hz", "num_channels")
-    kinds.update(dict.fromkeys(whole, int))
+    kinds.update(dict.fromkeys(("duration_seconds", "rate_fps", "group_frames"), float))
     if facts.keys() != kinds.keys() or not all(type(facts[name]) is kind for name, kind in kinds.items()):
         raise channel.BadMessage("facts of other names or kinds")
     numbers = [value for value in facts.values() if not isinstance(value, str)]
     if not all(math.isfinite(number) and 0 <= number < _MOST for number in numbers):
         raise channel.BadMessage("numbers that cannot be")
-    if min(facts["width"], facts["height"]) < 1 or facts["num_bytes"] != request["num_bytes"]:
+    has_size = facts["modality"] == "audio" or min(facts["width"], facts["height"]) >= 1
+    if not has_size or facts["num_bytes"] != request["num_bytes"]:
         raise channel.BadMessage("a size that cannot be")
     names = facts["modality"], facts["container"], facts["codec"]
     if names[0] not in get_args(Modality) or not all(_NAME.fullmatch(name) for name in names):

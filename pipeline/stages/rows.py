@@ -29,6 +29,13 @@ _PROBE = pa.struct(
         ("num_frames", pa.int64()),
         ("sample_rate_hz", pa.int32()),
         ("num_channels", pa.int32()),
+        ("coded_frames", pa.int64()),
+        ("coded_bytes", pa.int64()),
+        ("keyframes", pa.int64()),
+        ("keyframe_bytes", pa.int64()),
+        ("keyframe_spacing", pa.int64()),
+        ("group_frames", pa.float64()),
+        ("reorder_depth", pa.int32()),
     ]
 )
 _GEOMETRY = pa.struct(

@@ -97,6 +97,13 @@ def source(number: int) -> SourceEntry:
         duration_seconds=10 / 3,
         rate_fps=29.97,
         num_frames=100,
+        coded_frames=101,
+        coded_bytes=number + 1,
+        keyframes=3,
+        keyframe_bytes=2,
+        keyframe_spacing=0,
+        group_frames=40.5,
+        reorder_depth=2,
     )
     return SourceEntry(content=f"sha256:{number}", probe=probe)
 
@@ -119,3 +126,12 @@ def test_sources_of_others_show_after_reload(folder: Folder) -> None:
     assert second.find(["etag:2", "etag:3"]) == {"etag:3": source(3)}
     second.reload()
     assert second.find(["etag:2", "etag:3"]) == {"etag:2": source(2), "etag:3": source(3)}
+
+
+def test_a_file_of_before_there_were_facts_of_packets_is_still_read(tmp_path: Path) -> None:
+    SourceCatalogue(Folder(str(tmp_path))).record({"etag:1": source(1)})
+    [path] = (tmp_path / "sources").glob("*.parquet")
+    later = ["coded_frames", "coded_bytes", "keyframes", "keyframe_bytes", "keyframe_spacing", "group_frames"]
+    pq.write_table(pq.read_table(path).drop_columns([*later, "reorder_depth"]), path)
+    entry = SourceCatalogue(Folder(str(tmp_path))).find(["etag:1"])["etag:1"]
+    assert (entry.probe.num_frames, entry.probe.coded_frames, entry.probe.reorder_depth) == (100, 0, 0)

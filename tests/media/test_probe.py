@@ -1,9 +1,13 @@
 import io
 import resource
+import tempfile
 import zlib
+from pathlib import Path
 
+import av
 import pytest
-from media_files import HEIGHT, WIDTH, Recipe, full_decode, make_audio, make_image, make_video, riff_wave
+from av.video.frame import PictureType
+from media_files import HEIGHT, WIDTH, Recipe, full_decode, make_audio, make_image, make_video, picture, riff_wave
 
 from pipeline.errors import ItemError
 from pipeline.media.budget import TIERS, admit, resolve_budget
@@ -242,3 +246,33 @@ def whole_files():
 def test_the_full_decode_agrees_with_the_probe_on_the_length():
     data = make_video(Recipe(container="mpegts", start=150))
     assert len(full_decode(data)) == probe(data).num_frames
+
+
+def test_of_a_file_with_an_index_its_groups_and_bytes_are_known() -> None:
+    data = make_video(Recipe(options={"g": "25", "bf": "0", "sc_threshold": "0"}))
+    with av.open(io.BytesIO(data)) as container:
+        packets = [(packet.size, packet.is_keyframe) for packet in container.demux(video=0) if packet.size]
+    facts = probe(data)
+    assert (facts.coded_frames, facts.coded_bytes) == (len(packets), sum(size for size, _ in packets))
+    keyframes = [size for size, is_keyframe in packets if is_keyframe]
+    assert (facts.keyframes, facts.keyframe_bytes) == (len(keyframes), sum(keyframes)) == (4, sum(keyframes))
+    assert facts.keyframe_spacing == 25  # 25 + 25 + 25 + 15
+    assert facts.group_frames == pytest.approx((3 * 25**2 + 15**2) / 90)
+    assert facts.reorder_depth == 0
+    assert probe(make_video(Recipe(options={"bf": "2"}))).reorder_depth > 0
+
+
+def test_groups_of_unequal_lengths_have_no_spacing() -> None:
+    with tempfile.NamedTemporaryFile() as file, av.open(file.name, "w", format="mp4") as container:
+        stream = container.add_stream(
+            "libx264", rate=30, width=WIDTH, height=HEIGHT, options={"bf": "0", "threads": "1"}
+        )
+        for number in range(40):
+            frame = av.VideoFrame.from_ndarray(picture(number), format="rgb24")
+            frame.pict_type = PictureType.I if number in (10, 30) else PictureType.NONE
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+        container.close()
+        facts = probe(Path(file.name).read_bytes())
+    assert (facts.keyframes, facts.keyframe_spacing) == (3, 0)
+    assert facts.group_frames == pytest.approx((10**2 + 20**2 + 10**2) / 40)
