@@ -88,6 +88,10 @@ class Work:
     def __add__(self, other: Work) -> Work:
         return Work(**{name: value + getattr(other, name) for name, value in self.as_dict().items()})
 
+    def scaled(self, factor: float) -> Work:
+        """So many times as much."""
+        return Work(**{name: round(value * factor) for name, value in self.as_dict().items()})
+
     def as_dict(self) -> dict[str, int]:
         """By name."""
         return dataclasses.asdict(self)

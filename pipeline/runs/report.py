@@ -72,6 +72,7 @@ def write_report(folder: Folder, summary: Mapping[str, Any], samples: Iterable[M
         _section("Numbers", _table(["", ""], _headlines(summary))),
         _section("Where the items went", _reconciliation(summary)),
         _section("Seconds, by stage (summed over workers) and by pass", _bars(summary["seconds"])),
+        _section("Forecast, from headers, and what was found", _forecast(summary["forecast"])),
         _section("Quarantined, by reason", _quarantine(summary["quarantine"])),
         _section(f"The first {_MAX_SAMPLES} items", _samples(samples)),
         _section("Environment", _table(["", ""], sorted(summary["environment"].items()))),
@@ -126,6 +127,29 @@ def _bars(seconds: Mapping[str, float]) -> str:
         for name, value in sorted(seconds.items(), key=lambda item: (-item[1], item[0]))
     )
     return f"<table>\n{rows}\n</table>"
+
+
+def forecast_rows(forecast: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(name, forecast, found, found by forecast) of what a summary has of it."""
+    named = {name.replace("_", " "): pair for name, pair in forecast.items() if name != "seconds"}
+    timed = {f"{stage.replace('_', ' ')}, seconds": pair for stage, pair in forecast.get("seconds", {}).items()}
+    return [
+        (name, _amount(pair["forecast"]), _amount(pair["found"]), _ratio(pair["found"], pair["forecast"]))
+        for name, pair in {**named, **timed}.items()
+    ]
+
+
+def _amount(value: float) -> str:
+    return _number(value) if isinstance(value, int) else f"{value:,.2f}"
+
+
+def _ratio(found: float, forecast: float) -> str:
+    return f"{found / forecast:.2f}" if forecast else ""
+
+
+def _forecast(forecast: Mapping[str, Any]) -> str:
+    rows = forecast_rows(forecast)
+    return _table(["", "forecast", "found", "found / forecast"], rows) if rows else "<p>Nothing was planned.</p>"
 
 
 def _quarantine(quarantine: Mapping[str, int]) -> str:

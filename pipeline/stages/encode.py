@@ -97,9 +97,15 @@ class EncodeBatches:
             (keys[item.planned.position], features.record(terms[item.planned.position].as_dict()))
             for item, features in zip(shown, encoded, strict=True)
         ]
+        before = self.writer.put_bytes
         shard = self.writer.put(records, receipt.window) if records else ""
         rows = [_outcome(item, keys.get(item.planned.position), shard, times) for item in items]
-        receipt = replace(receipt, shard=shard, seconds={**receipt.seconds, "commit": time.perf_counter() - started})
+        receipt = replace(
+            receipt,
+            shard=shard,
+            counts={**receipt.counts, "store_bytes": self.writer.put_bytes - before},
+            seconds={**receipt.seconds, "commit": time.perf_counter() - started},
+        )
         write_outcome(self.context.folder, receipt, rows, ENCODE_OUTCOME)
         return receipt
 
@@ -172,6 +178,7 @@ def _counts(items: Sequence[DecodedMedia], oom_splits: int, *, fetches: int, byt
         "frames_decoded": sum(len(item.shown) for item in shown if item.planned.probe.modality == "video"),
         "encodes": len(shown),
         "features_reused": sum(item.shard is not None for item in items),
+        "feature_tokens": sum(item.planned.geometry.feature_length for item in shown),
         "computed_tokens": int(sum(patches)),
         "padded_tokens": 0,
         "oom_splits": oom_splits,

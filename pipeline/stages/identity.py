@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from pipeline.errors import ItemError
@@ -12,6 +12,7 @@ from pipeline.features.identity import FeatureKeyTerms, canonical_json
 from pipeline.media.backend import DECODE_BACKEND, HEIF_BACKEND, IMAGE_BACKEND, PAGE_BACKEND, SOUND_BACKEND
 from pipeline.media.packets import INDEXED_FORMAT
 from pipeline.media.resize import Resample, resize_backend
+from pipeline.planning.estimate import Network
 from pipeline.planning.geometry import SizeRule
 from pipeline.schema import (
     DEFAULT_IMAGE_RULES,
@@ -92,7 +93,8 @@ class CheckedModel:
 
     The encoder's terms of every feature key; modality → "" or why this checkpoint cannot be used with it; the rules of
     those modalities whose grids follow from sizes alone; what a record of each modality takes; and how many numbers the
-    weights of each half are. `vectors` is given for models that make vectors, `scores` for those that make scores.
+    weights of each half are, with `networks` for what it computes. `vectors` is given for models that make vectors,
+    `scores` for those that make scores.
     """
 
     kind: Literal["vision_language", "dual_encoder", "text", "scorer", "image_classifier"] = "vision_language"
@@ -102,8 +104,13 @@ class CheckedModel:
     rules: Mapping[Modality, SizeRule]
     sizes: dict[Modality, RecordSize]
     parameters: dict[str, int]
+    networks: dict[str, Network] = field(default_factory=dict)
     vectors: VectorSpaces | None = None
     scores: ScoreSpace | None = None
+
+    def network(self, half: str) -> Network:
+        """Of "encoder", "language" or "text"; without attention where an older version checked the model."""
+        return self.networks.get(half) or Network(parameters=self.parameters.get(half, 0))
 
 
 def sha256_content(data: bytes) -> str:
