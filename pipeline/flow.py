@@ -41,6 +41,7 @@ from pipeline.scratch import ACTORS_END_SECONDS, open_store, release, segments_t
 from pipeline.sinks.delivery import deliver, forget
 from pipeline.sinks.parquet import part_name
 from pipeline.stages import memory
+from pipeline.stages.calibrate import foretold
 from pipeline.stages.carried import carried_items
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
@@ -463,6 +464,7 @@ class _Driver:
             environment={**describe_environment(engine.accelerators()), "threads_per_worker": 1},
             store_peak_bytes=self.store_peak_bytes,
             points=points,
+            stage_seconds=foretold(self.config, self._encode_workers().device, self.book.counts),
         )
         if self.run.base is not None:
             summary["items_vanished"] = num_vanished

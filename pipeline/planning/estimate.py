@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 # Stages of an item's time that a second question does without, by the names that timings have. Where features are in
 # the store, what made them of frames; where decoded frames or features stand for the media, what made those of files.
-ENCODING_STAGES = frozenset({"encoder_queue", "mm_processor", "vision_encode"})
+ENCODING_STAGES = frozenset({"frame_transfer", "encoder_queue", "mm_processor", "vision_encode", "commit"})
 DECODING_STAGES = frozenset({"media_fetch", "media_decode"})
 
 

@@ -26,6 +26,11 @@ def compute_alone(device: str) -> None:
         torch.set_num_threads(1)
 
 
+def accelerator_names() -> list[str]:
+    """Of this machine's GPUs."""
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+
+
 def in_halves(
     work: Callable[[Sequence[Item]], Sequence[Result]], items: Sequence[Item], splits: dict[str, int] | None = None
 ) -> list[Result]:

@@ -88,7 +88,7 @@ class Forecast:
             self.other_shapes += 1
 
 
-def dry_run(config: Config, device: str, *, sample: int | None = None, told: Callable[[int], None] = print) -> Forecast:
+def dry_run(config: Config, device: str, *, sample: int | None = None, told: Callable[[int], object]) -> Forecast:
     """Plan every window of `config`, or enough of them, evenly spaced, to have `sample` items; `told` their items.
 
     Reads the listing, the headers of media, and the catalogue of the store. Raises what a run would raise before its
