@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from jobs.cli import app
 from pipeline import flow
 from pipeline.config import Config, load_config
 from pipeline.demo.drawn import draw_demo
+from pipeline.stages.calibrate import calibrate, read_calibration, write_calibration
 from pipeline.stages.dry_run import Forecast, dry_run
 from tests.without_ray import run_without_ray
 
@@ -28,11 +31,14 @@ def in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def demo(name: str, folder: Path, *settings: str) -> Config:
     """A demo's configuration, over a corpus of its own that is drawn as the demo's is."""
-    file = f"{folder}/in/documents" if name == "documents" else f"{folder}/in/manifest.jsonl"
-    own = [f"input={file}", f"output={folder}/output", f"store.path={folder}/store", "sinks={}"]
-    config = load_config(str(CONFIGS / f"demo_{name}.yaml"), [*own, *settings])
+    config = load_config(str(CONFIGS / f"demo_{name}.yaml"), [*own(name, folder), *settings])
     draw_demo(config)
     return config
+
+
+def own(name: str, folder: Path) -> list[str]:
+    file = f"{folder}/in/documents" if name == "documents" else f"{folder}/in/manifest.jsonl"
+    return [f"input={file}", f"output={folder}/output", f"store.path={folder}/store", "sinks={}"]
 
 
 def planned(config: Config, **options: Any) -> Forecast:
@@ -64,6 +70,18 @@ def test_captions(tmp_path: Path) -> None:
     assert sum(forecast.shapes.values()) == 20
     assert forecast.work.most_answer_tokens == 20 * 4
     assert summary["forecast"]["decode_core_seconds"]["found"] == summary["seconds"]["media_decode"]
+    assert "seconds" not in summary["forecast"]
+    stored = files_below(tmp_path / "store")
+
+    rates = calibrate(config, "cpu", told=lambda what: None)
+    assert files_below(tmp_path / "store") == stored  # what was measured with is gone
+    assert (rates.sampled_items, rates.accelerators, rates.batch_steps) == (20, 0, 4)
+    assert rates.answer_tokens is not None and 1 <= rates.answer_tokens <= 4
+    missing = [name for name, value in rates.to_json().items() if value is None]
+    assert missing == ["text_flops_per_second", "transfer_bytes_per_second"]  # no texts; that one needs Ray
+    assert Path(write_calibration(config, rates)).exists()
+    assert read_calibration(config, "cpu") == rates
+    assert read_calibration(config, "cuda") is None
 
     again = config.model_copy(update={"prompt": "What colour is the shape?"})
     before = files_below(tmp_path)
@@ -73,12 +91,38 @@ def test_captions(tmp_path: Path) -> None:
     assert (expected.hits, work.encodes, work.feature_bytes_read) == (20, 0, forecast.work.store_bytes)
     answered = flow.run(again)
     assert answered["forecast"]["encodes"] == {"forecast": 0, "found": 0}
+    assert answered["forecast"]["seconds"].keys() == {"feature_transfer", "llm_prefill", "llm_decode"}
     assert_within(expected, answered, ("prompt_tokens",))
 
 
-def test_vectors(tmp_path: Path) -> None:
-    config = demo("embed", tmp_path, "demo_media.captions=8", *FEWER)
+def test_vectors_by_the_command(tmp_path: Path) -> None:
+    settings = ["demo_media.captions=8", *FEWER]
+    sets = [word for setting in [*own("embed", tmp_path), *settings] for word in ("--set", setting)]
+    files = ["--json", str(tmp_path / "plan.json"), "--page", str(tmp_path / "plan.html")]
+    result = CliRunner().invoke(app, ["plan", str(CONFIGS / "demo_embed.yaml"), *sets, *files])
+    assert result.exit_code == 0, result.output
+    assert "12 images, 8 videos" in result.stdout and "headrace calibrate CONFIG" in result.stdout
+    plan = json.loads((tmp_path / "plan.json").read_text())
+    assert (plan["items"]["listed"], plan["items"]["without_media"], plan["texts"]["texts"]) == (28, 8, 8)
+    assert sum(shape["items"] for shape in plan["shapes"]) == plan["encoder"]["media"] == 20
+    assert "<svg" in (tmp_path / "plan.html").read_text()
+    assert not (tmp_path / "store").exists() and not (tmp_path / "output").exists()
+
+    config = demo("embed", tmp_path, *settings)
     assert_within(planned(config), flow.run(config), (*ENCODED, "text_tokens"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--workers", "1,0"], "--workers takes numbers"),
+        (["--calibration", "/nowhere.json"], "not what headrace calibrate writes"),
+    ],
+)
+def test_options_that_are_refused(options: list[str], said: str, tmp_path: Path) -> None:
+    sets = [word for setting in [*own("embed", tmp_path), *FEWER] for word in ("--set", setting)]
+    result = CliRunner().invoke(app, ["plan", str(CONFIGS / "demo_embed.yaml"), *sets, *options])
+    assert result.exit_code == 2 and said in result.stderr
 
 
 def test_documents(tmp_path: Path) -> None:
