@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +14,7 @@ import typer
 
 from jobs.running import run_config
 from pipeline.config import load_config
-from pipeline.errors import HeadraceError
+from pipeline.errors import ConfigError, HeadraceError
 
 app = typer.Typer(help="Offline batch multimodal processing on Ray Data.", no_args_is_help=True, add_completion=False)
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace one value: a.b=c.")]
@@ -38,6 +39,56 @@ def _commands() -> None:
 def run(config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None) -> None:
     """Run a job, or resume it. Exit codes: 0 done, 2 refused, 3 too many quarantined, 4 held, 5 interrupted."""
     raise typer.Exit(run_config(config, set_ or []))
+
+
+@app.command()
+def plan(
+    config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")],
+    set_: Settings = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first so many rows.")] = None,
+    sample: Annotated[int | None, typer.Option(min=1, help="Probe about so many rows, which stand for all.")] = None,
+    calibration: Annotated[str | None, typer.Option(metavar="FILE", help="Instead of the one in the store.")] = None,
+    workers: Annotated[str, typer.Option(help="Numbers of accelerators to tell times for.")] = "1,2,4,8",
+    accelerator_hour: Annotated[float | None, typer.Option(min=0, help="Price of one, with its machine.")] = None,
+    core_hour: Annotated[float | None, typer.Option(min=0, help="Price of a core that decodes.")] = None,
+    gb_month: Annotated[float | None, typer.Option(min=0, help="Price of a GB in the store for a month.")] = None,
+    json_: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Where to write all of it.")] = None,
+    page: Annotated[str | None, typer.Option(metavar="FILE", help="Where to write the page with plots.")] = None,
+) -> None:
+    """Tell what a run would do, from headers alone: items, rejections, tokens, bytes, and times where calibrated."""
+    with _refusals():
+        from jobs.planning import run_plan
+        from pipeline.planning.calibration import Prices
+
+        loaded = load_config(config, set_)
+        run_plan(
+            loaded if limit is None else loaded.model_copy(update={"limit": limit}),
+            sample=sample,
+            calibration=calibration,
+            prices=Prices(accelerator_hour=accelerator_hour, core_hour=core_hour, gb_month=gb_month),
+            workers=_numbers(workers),
+            json_file=json_,
+            page=page,
+        )
+
+
+def _numbers(text: str) -> list[int]:
+    if not re.fullmatch(r"[1-9][0-9]*(,[1-9][0-9]*)*", text):
+        raise ConfigError(f"--workers takes numbers such as 1,2,4, got {text!r}")
+    return [int(number) for number in text.split(",")]
+
+
+@app.command()
+def calibrate(
+    config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")],
+    set_: Settings = None,
+    output: Annotated[str | None, typer.Option(metavar="FILE", help="Where to keep it, instead of the store.")] = None,
+) -> None:
+    """Measure how fast this machine does the job's stages, in about a minute, for `plan` and the forecasts of runs."""
+    with _refusals():
+        from jobs.planning import run_calibrate
+
+        run_calibrate(load_config(config, set_), output=output)
 
 
 @app.command()

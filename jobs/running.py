@@ -8,6 +8,7 @@ import types
 
 from pipeline.config import load_config
 from pipeline.errors import ConfigError, HeadraceError, InterruptedRunError
+from pipeline.runs.report import forecast_rows
 
 
 def run_config(path: str, settings: list[str], *, job: str | None = None) -> int:
@@ -31,9 +32,11 @@ def run_config(path: str, settings: list[str], *, job: str | None = None) -> int
     folder = f"{config.output.rstrip('/')}/{summary['run_id']}"
     print(
         f"{summary['items_written']} of {summary['items_in']} items written, "
-        f"{summary['items_reused']} without encoding, {summary['items_quarantined']} quarantined\n"
-        f"output  {folder}\nsummary {folder}/summary.json\nreport  {folder}/report.html"
+        f"{summary['items_reused']} without encoding, {summary['items_quarantined']} quarantined"
     )
+    for name, forecast, found, _ in forecast_rows(summary["forecast"]):
+        print(f"  {name}: {forecast} forecast, {found} found")
+    print(f"output  {folder}\nsummary {folder}/summary.json\nreport  {folder}/report.html")
     return 0
 
 

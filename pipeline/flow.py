@@ -21,10 +21,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline import engine
-from pipeline.config import Config, DemoMedia
-from pipeline.demo.documents import make_demo_documents
-from pipeline.demo.media import make_demo_media
+from pipeline.config import Config
+from pipeline.demo.drawn import draw_demo
 from pipeline.errors import ConfigError, QuarantineLimitError
+from pipeline.language.batching import TEXT_BATCH_TOKENS
 from pipeline.planning.windows import Window, plan_windows, segments
 from pipeline.progress import PassBar
 from pipeline.runs.base import goes_on, vanished
@@ -41,6 +41,7 @@ from pipeline.scratch import ACTORS_END_SECONDS, open_store, release, segments_t
 from pipeline.sinks.delivery import deliver, forget
 from pipeline.sinks.parquet import part_name
 from pipeline.stages import memory
+from pipeline.stages.calibrate import foretold
 from pipeline.stages.carried import carried_items
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
@@ -63,10 +64,6 @@ from pipeline.stages.score_plan import PlanScoresWindow
 from pipeline.storage import Folder
 
 _REPORT_ITEMS = 50
-# Padded tokens a batch of texts, where the configuration leaves them to the device. Measured on one core (AMD EPYC,
-# all-MiniLM-L6-v2, 16 to 256 tokens a text): from 512 to 4,096 within 5 %, 16,384 cost 8 to 20 % more a token. A GPU
-# wants more at a time: not measured.
-TEXT_BATCH_TOKENS = {"cpu": 4_096, "cuda": 16_384}
 
 
 # Of a batch of media, for how many actors are worth their start: a batch is full of patches long before it has as many
@@ -234,18 +231,10 @@ def encode(config: Config) -> tuple[StageContext, list[Window]]:
 def _driver(config: Config) -> Iterator[_Driver]:
     """The run of `config`, held while the block runs, and Ray."""
     started = time.perf_counter()
-    if config.demo_media is not None:
-        _draw_demo(config.job, config.input, config.demo_media)
+    draw_demo(config)
     config = config.anchored()
     with start_run(config) as current, engine.ray_session(config.ray) as ray_seconds, engine.quiet_ray_data():
         yield _Driver(config, current, started, ray_seconds)
-
-
-def _draw_demo(job: str, input: str, drawn: DemoMedia) -> None:
-    if job == "index_documents":
-        make_demo_documents(input.rstrip("/").rpartition("/")[0], documents=drawn.documents, seed=drawn.seed)
-    else:
-        make_demo_media(input, **drawn.model_dump(exclude={"documents"}))
 
 
 class _Driver:
@@ -481,6 +470,7 @@ class _Driver:
             environment={**describe_environment(engine.accelerators()), "threads_per_worker": 1},
             store_peak_bytes=self.store_peak_bytes,
             points=points,
+            stage_seconds=foretold(self.config, self._encode_workers().device, self.book.counts),
         )
         if self.run.base is not None:
             summary["items_vanished"] = num_vanished

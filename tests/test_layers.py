@@ -42,6 +42,8 @@ PURE = (
     "pipeline/planning/bounds.py",
     "pipeline/planning/tiling.py",
     "pipeline/planning/buckets.py",
+    "pipeline/planning/calibration.py",
+    "pipeline/planning/estimate.py",
     "pipeline/planning/decode_cost.py",
     "pipeline/planning/windows.py",
     "pipeline/media/av1.py",

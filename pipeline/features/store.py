@@ -245,7 +245,8 @@ def _same(record: FeatureRecord, terms: dict[str, Any]) -> bool:
 class StoreWriter:
     """Puts batches into a shard of its own, opened with the first batch.
 
-    It is full when it holds `shard_bytes`, or when a batch comes of one window more than `shard_windows`.
+    It is full when it holds `shard_bytes`, or when a batch comes of one window more than `shard_windows`. `put_bytes`
+    are those of all records that it has put, in whatever shard.
     """
 
     def __init__(self, store: FeatureStore, *, seals: bool, announce: Callable[[str], None] | None) -> None:
@@ -254,6 +255,7 @@ class StoreWriter:
         self._announce = announce
         self._shard: ShardWriter | None = None
         self._num_bytes = 0
+        self.put_bytes = 0
         self._windows: set[int] = set()
 
     def put(self, records: Sequence[tuple[str, FeatureRecord]], window: int = 0) -> str:
@@ -267,7 +269,9 @@ class StoreWriter:
         self._windows.add(window)
         items = [(key, encode_record(record)) for key, record in records]
         self._shard.put_batch(items)
-        self._num_bytes += sum(len(data) for _, data in items)
+        num_bytes = sum(len(data) for _, data in items)
+        self._num_bytes += num_bytes
+        self.put_bytes += num_bytes
         shard_id = self._shard.shard_id
         if self._num_bytes >= self._store.shard_bytes:
             self._end_shard()

@@ -33,12 +33,14 @@ th, td {{ text-align: left; vertical-align: top; padding: .3rem .8rem .3rem 0; b
 th {{ color: var(--soft); font-weight: 500; }}
 td {{ overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }}
 td.bar {{ width: 50%; }}
+svg text {{ font: 12px system-ui, sans-serif; fill: var(--ink); }}
+svg rect {{ fill: var(--bar); }}
 td.bar div {{ height: .8rem; min-width: 1px; background: var(--bar); border-radius: 2px; margin-top: .35rem; }}
 </style>
 </head>
 <body>
 <h1>{title}</h1>
-<p>configuration {digest}</p>
+<p>{subtitle}</p>
 {sections}
 </body>
 </html>
@@ -69,19 +71,17 @@ _HEADLINES = (
 def write_report(folder: Folder, summary: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> None:
     """Publish `report.html`: `summary` as `build_summary` makes it, and the first 50 rows of the results."""
     sections = [
-        _section("Numbers", _table(["", ""], _headlines(summary))),
-        _section("Where the items went", _reconciliation(summary)),
-        _section("Seconds, by stage (summed over workers) and by pass", _bars(summary["seconds"])),
-        _section("Quarantined, by reason", _quarantine(summary["quarantine"])),
-        _section(f"The first {_MAX_SAMPLES} items", _samples(samples)),
-        _section("Environment", _table(["", ""], sorted(summary["environment"].items()))),
+        section("Numbers", table(["", ""], _headlines(summary))),
+        section("Where the items went", _reconciliation(summary)),
+        section("Seconds, by stage (summed over workers) and by pass", _bars(summary["seconds"])),
+        section("Forecast, from headers, and what was found", _forecast(summary["forecast"])),
+        section("Quarantined, by reason", _quarantine(summary["quarantine"])),
+        section(f"The first {_MAX_SAMPLES} items", _samples(samples)),
+        section("Environment", table(["", ""], sorted(summary["environment"].items()))),
     ]
-    page = _PAGE.format(
-        title=escape(f"{summary['run_id']}: {summary['status']}"),
-        digest=escape(summary["config_digest"]),
-        sections="\n".join(sections),
-    )
-    folder.write_bytes(REPORT_NAME, page.encode())
+    title = f"{summary['run_id']}: {summary['status']}"
+    written = page(title, f"configuration {summary['config_digest']}", sections)
+    folder.write_bytes(REPORT_NAME, written.encode())
 
 
 def _headlines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -89,11 +89,18 @@ def _headlines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [(label, _number(summary[name])) for name, label in _HEADLINES if summary[name] or name == "items_in"]
 
 
-def _section(heading: str, body: str) -> str:
+def page(title: str, subtitle: str, sections: Iterable[str]) -> str:
+    """A page that loads nothing, of sections that are HTML."""
+    return _PAGE.format(title=escape(title), subtitle=escape(subtitle), sections="\n".join(sections))
+
+
+def section(heading: str, body: str) -> str:
+    """A heading over HTML."""
     return f"<h2>{escape(heading)}</h2>\n{body}"
 
 
-def _table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    """Rows of any values, as text; without a head when it is all empty."""
     header = "".join(f"<th>{escape(name)}</th>" for name in head) if any(head) else ""
     body = "\n".join(f"<tr>{''.join(f'<td>{_cell(value)}</td>' for value in row)}</tr>" for row in rows)
     return f"<table>\n<tr>{header}</tr>\n{body}\n</table>" if header else f"<table>\n{body}\n</table>"
@@ -115,7 +122,7 @@ def _reconciliation(summary: Mapping[str, Any]) -> str:
     rows.append(("sum", _number(sum(summary[name] for _, name in parts))))
     rows.append(("items in", _number(summary["items_in"])))
     note = f"<p>{escape(_number(summary['items_reused']))} of the written needed no encoding.</p>"
-    return _table(["", ""], rows) + note
+    return table(["", ""], rows) + note
 
 
 def _bars(seconds: Mapping[str, float]) -> str:
@@ -128,16 +135,39 @@ def _bars(seconds: Mapping[str, float]) -> str:
     return f"<table>\n{rows}\n</table>"
 
 
+def forecast_rows(forecast: Mapping[str, Any]) -> list[tuple[str, str, str, str]]:
+    """(name, forecast, found, found by forecast) of what a summary has of it."""
+    named = {name.replace("_", " "): pair for name, pair in forecast.items() if name != "seconds"}
+    timed = {f"{stage.replace('_', ' ')}, seconds": pair for stage, pair in forecast.get("seconds", {}).items()}
+    return [
+        (name, _amount(pair["forecast"]), _amount(pair["found"]), _ratio(pair["found"], pair["forecast"]))
+        for name, pair in {**named, **timed}.items()
+    ]
+
+
+def _amount(value: float) -> str:
+    return _number(value) if isinstance(value, int) else f"{value:,.2f}"
+
+
+def _ratio(found: float, forecast: float) -> str:
+    return f"{found / forecast:.2f}" if forecast else ""
+
+
+def _forecast(forecast: Mapping[str, Any]) -> str:
+    rows = forecast_rows(forecast)
+    return table(["", "forecast", "found", "found / forecast"], rows) if rows else "<p>Nothing was planned.</p>"
+
+
 def _quarantine(quarantine: Mapping[str, int]) -> str:
     if not quarantine:
         return "<p>Nothing.</p>"
     ordered = sorted(quarantine.items(), key=lambda item: (-item[1], item[0]))
-    return _table(["code", "count"], [(code, _number(count)) for code, count in ordered])
+    return table(["code", "count"], [(code, _number(count)) for code, count in ordered])
 
 
 def _samples(samples: Iterable[Mapping[str, Any]]) -> str:
     rows = [(row["id"], row["status"], _outcome(row)) for row in islice(samples, _MAX_SAMPLES)]
-    return _table(["id", "status", "text"], rows)
+    return table(["id", "status", "text"], rows)
 
 
 def _outcome(row: Mapping[str, Any]) -> str:

@@ -45,6 +45,18 @@ COUNTS = (
     "oom_splits",
 )
 SANDBOX_COUNT = "sandbox:"  # begins the names of counts: media that a decoder had, by what kept it in
+FORECAST_COUNT = "forecast:"  # as well: what written plans come to
+# Of those, what a run finds by the same name; and stages whose time is forecast, by the names that seconds have.
+FORECAST = ("encodes", "feature_tokens", "computed_tokens", "store_bytes", "prompt_tokens", "text_tokens")
+FORECAST_STAGES = {
+    "media_decode": ("media_decode",),
+    "vision_encode": ("mm_processor", "vision_encode"),
+    "commit": ("commit",),
+    "feature_transfer": ("feature_transfer",),
+    "llm_prefill": ("llm_prefill",),
+    "llm_decode": ("llm_decode",),
+    "text": ("text_embed", "score"),
+}
 SECONDS = ("encode_pass", "generate_pass", "pool_pass", "total", "ray_startup")
 PACKAGES = ("ray", "torch", "transformers", "av", "pillow")
 
@@ -61,11 +73,13 @@ def build_summary(
     environment: Mapping[str, Any],
     store_peak_bytes: int | None,
     points: Mapping[str, int],
+    stage_seconds: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """The summary as DESIGN.md names its fields. `counts` are those of the receipts, by these names; absent is 0.
 
     `store_peak_bytes` is None when the store was not looked at. `points` are those that vector stores hold, by table.
-    Its `sandbox` counts media that a decoder had, by what kept it in.
+    `stage_seconds` are those that a calibration foretold, None without one. Its `sandbox` counts media that a decoder
+    had, by what kept it in; its `forecast` has what written plans came to beside what was found.
 
     Raises `RuntimeError` when the items do not add up: one was lost or counted twice, and no number can be trusted.
     """
@@ -84,7 +98,7 @@ def build_summary(
         **known,
         "seconds": {**dict.fromkeys(SECONDS, 0.0), **seconds},
         "quarantine": dict(quarantine),
-        "forecast": {},
+        "forecast": _forecast(counts, seconds, stage_seconds or {}),
         "environment": dict(environment),
         "store_peak_bytes": store_peak_bytes,
         "points": dict(points),
@@ -92,6 +106,28 @@ def build_summary(
             name.removeprefix(SANDBOX_COUNT): count for name, count in counts.items() if name.startswith(SANDBOX_COUNT)
         },
     }
+
+
+def _forecast(
+    counts: Mapping[str, int], seconds: Mapping[str, float], stage_seconds: Mapping[str, float]
+) -> dict[str, Any]:
+    """Name → `forecast` and `found`; `decode_core_seconds` are of the reference core, `seconds` those of stages."""
+    planned = {name.removeprefix(FORECAST_COUNT): n for name, n in counts.items() if name.startswith(FORECAST_COUNT)}
+    pairs: dict[str, Any] = {
+        name: {"forecast": planned.get(name, 0), "found": counts.get(name, 0)}
+        for name in FORECAST
+        if name in planned or (planned and (counts.get(name) or (name == "encodes" and counts.get("media_in"))))
+    }
+    decode_ms = planned.get("decode_core_ms")
+    if decode_ms is not None:
+        pairs["decode_core_seconds"] = {"forecast": decode_ms / 1e3, "found": seconds.get("media_decode", 0.0)}
+    if stage_seconds:
+        pairs["seconds"] = {
+            stage: {"forecast": stage_seconds[stage], "found": sum(seconds.get(name, 0.0) for name in names)}
+            for stage, names in FORECAST_STAGES.items()
+            if stage in stage_seconds
+        }
+    return pairs
 
 
 def write_summary(folder: Folder, summary: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from pipeline.features.store import FeatureStore
 from pipeline.models.checkpoint import checkpoint_name
 from pipeline.models.halves import count_parameters
 from pipeline.models.location import resolve_model
+from pipeline.models.network import network_of
 from pipeline.models.prompt_embedder import is_vision_language
 from pipeline.models.self_check import check_halves
 from pipeline.models.vision_encoder import VisionEncoder
@@ -69,6 +70,10 @@ def _checked_halves(config: Config, device: str) -> CheckedModel:
         own_size_rules=facts.own_size_rules,
         sizes={modality: RecordSize(**size) for modality, size in known["sizes"].items()},
         parameters=known["parameters"],
+        networks={
+            "encoder": network_of(facts.config.vision_config, known["parameters"]["encoder"]),
+            "language": network_of(facts.config.get_text_config(), known["parameters"]["language"]),
+        },
     )
 
 

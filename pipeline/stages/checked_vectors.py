@@ -20,9 +20,11 @@ from pipeline.models.dual_encoder import DualEncoderFacts, ImageTower
 from pipeline.models.embedder import FrameVectors, TextSide, is_dual_encoder
 from pipeline.models.image_classifier import CONTRACT, ImageClassifier, ImageClassifierFacts
 from pipeline.models.location import resolve_model
+from pipeline.models.network import network_of
 from pipeline.models.prompt_embedder import PromptEmbedder, hidden_size, prompt_contract
 from pipeline.models.reranker import Scorer, ScorerFacts
 from pipeline.models.vision_language import VisionLanguageFacts
+from pipeline.planning.estimate import Network
 from pipeline.schema import Geometry, Modality, RecordSize, ScoreSpace, VectorSpace, VectorSpaces
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
 
@@ -46,7 +48,8 @@ def checked_vectors(config: Config) -> CheckedModel:
             verdicts={},
             rules={},
             sizes={},
-            parameters={"encoder": 0, "text": text[1]},
+            parameters={"encoder": 0, "text": text[1].parameters},
+            networks={"text": text[1]},
             vectors=VectorSpaces(media=None, text=text[0]),
         )
     facts = DualEncoderFacts.load(config.model, config.pooling.contract())
@@ -65,7 +68,8 @@ def checked_vectors(config: Config) -> CheckedModel:
         verdicts=dict.fromkeys(_MODALITIES, ""),
         rules=dict.fromkeys(_MODALITIES, facts.image_rule),
         sizes=dict.fromkeys(_MODALITIES, size),
-        parameters={"encoder": known["parameters"], "text": text[1]},
+        parameters={"encoder": known["parameters"], "text": text[1].parameters},
+        networks={"encoder": network_of(facts.config.vision_config, known["parameters"]), "text": text[1]},
         vectors=VectorSpaces(media=media, text=text[0]),
     )
 
@@ -120,6 +124,7 @@ def checked_scorer(config: Config) -> CheckedModel:
         rules={},
         sizes={},
         parameters={"encoder": 0, "text": known["parameters"]},
+        networks={"text": network_of(facts.config.get_text_config(), known["parameters"])},
     )
 
 
@@ -145,6 +150,9 @@ def checked_image_classifier(config: Config, device: str) -> CheckedModel:
         rules=dict.fromkeys(_MODALITIES, facts.image_rule),
         sizes=dict.fromkeys(_MODALITIES, _record_size(len(facts.labels))),
         parameters={"encoder": known["parameters"]},
+        networks={
+            "encoder": network_of(getattr(facts.config, "vision_config", facts.config), known["parameters"]),
+        },
         scores=ScoreSpace(
             model=config.model,
             labels=facts.labels,
@@ -173,8 +181,8 @@ def _frame_identity(config: Config, weights: str, processor: str, resample: Resa
     )
 
 
-def _text_space(config: Config) -> tuple[VectorSpace, int]:
-    """Where texts' vectors lie, and how many numbers the weights are that make them."""
+def _text_space(config: Config) -> tuple[VectorSpace, Network]:
+    """Where texts' vectors lie, and what makes them."""
     section = config.text
     side = TextSide.load(config.text_model, config.text_pooling(), section.prompt_name)
 
@@ -188,7 +196,7 @@ def _text_space(config: Config) -> tuple[VectorSpace, int]:
         contract=side.contract.as_dict(),
         digest=side.digest(known["weights"], section.dtype),
     )
-    return space, known["parameters"]
+    return space, network_of(side.facts.config.get_text_config(), known["parameters"])
 
 
 def _image_tower(config: Config, facts: DualEncoderFacts) -> ImageTower:

@@ -13,15 +13,12 @@ from typing import Any, ClassVar, TypeVar
 import pyarrow as pa
 import torch
 
-from pipeline.language.batching import length_runs
+from pipeline.language.batching import RUN_TOKENS, length_runs
 from pipeline.schema import Receipt
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import write_outcome
 from pipeline.stages.rows import receipt_table
 
-# A core is as fast with 512 tokens at a time as with 4,096, and with 256 some 5 to 10 % slower (AMD EPYC,
-# all-MiniLM-L6-v2). A GPU wants thousands: not measured.
-_LEAST_TOKENS = {"cpu": 512, "cuda": 4_096}
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -30,6 +27,11 @@ def compute_alone(device: str) -> None:
     """One thread a CPU worker: workers are sized to the cores, and bits must not move with their number."""
     if device == "cpu":
         torch.set_num_threads(1)
+
+
+def accelerator_names() -> list[str]:
+    """Of this machine's GPUs."""
+    return [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
 
 
 def in_halves(
@@ -114,7 +116,7 @@ class TextBatches(ABC):
     def __init__(self, context: StageContext, device: str) -> None:
         compute_alone(device)
         self.context = context
-        self._least_tokens = _LEAST_TOKENS[device]
+        self._least_tokens = RUN_TOKENS[device]
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
         """One table of one receipt for each row, in order."""

@@ -132,6 +132,7 @@ class EncodeBatches:
             (keys[item.planned.position], found.record(terms[item.planned.position].as_dict()))
             for item, found in zip((i for i in staged.items if i.has_pixels), features, strict=True)
         ]
+        before = self.writer.put_bytes
         shard = self.writer.put(records, receipt.window) if records else ""
         times = {
             "encoder_queue_ms": 1e3 * (staged.started - staged.batch["decoded_at"]),
@@ -139,7 +140,12 @@ class EncodeBatches:
             "vision_encode_ms": 1e3 * seconds.get("vision_encode", 0.0),
         }
         rows = [_outcome(item, keys.get(item.planned.position), shard, times) for item in staged.items]
-        receipt = replace(receipt, shard=shard, seconds={**receipt.seconds, "commit": time.perf_counter() - started})
+        receipt = replace(
+            receipt,
+            shard=shard,
+            counts={**receipt.counts, "store_bytes": self.writer.put_bytes - before},
+            seconds={**receipt.seconds, "commit": time.perf_counter() - started},
+        )
         write_outcome(self.context.folder, receipt, rows, ENCODE_OUTCOME)
         return receipt
 
@@ -238,6 +244,7 @@ def _counts(staged: _Staged, budget: BatchBudget, oom_splits: int) -> dict[str, 
         "frames_reused": len(shown) - len(decoded),
         "encodes": len(shown),
         "features_reused": sum(item.shard is not None for item in staged.items),
+        "feature_tokens": sum(item.planned.geometry.feature_length for item in shown),
         "computed_tokens": computed,
         "padded_tokens": padded,
         "oom_splits": oom_splits,

@@ -26,7 +26,7 @@ from pipeline.media.sampling import sample_plan
 from pipeline.media.shared_source import SharedSources
 from pipeline.media.source import FetchCounter, open_source, stat_source
 from pipeline.planning.balance import balanced_order
-from pipeline.planning.buckets import plan_window
+from pipeline.planning.buckets import PlannedBatch, plan_window
 from pipeline.planning.decode_cost import decode_seconds
 from pipeline.planning.windows import Window
 from pipeline.runs.base import Place
@@ -34,6 +34,7 @@ from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_from_json, receipt_to_json
 from pipeline.schema import MediaItem, Modality, Probe, Receipt, Request, ResourceVector, SamplePlan
 from pipeline.stages.context import StageContext
+from pipeline.stages.forecast import forecast_counts, planned_encode_work
 from pipeline.stages.identity import (
     check_content,
     is_read_by_range,
@@ -144,6 +145,11 @@ def written_plan(context: StageContext, window: Window) -> WindowPlan:
     return plan
 
 
+def dry_plan(context: StageContext, window: Window) -> WindowPlan:
+    """The plan that would be written now. Its hits are what the catalogue lists, and not read; it has no bytes."""
+    return _WindowPlanner(context, window, dry=True).plan()
+
+
 @dataclass(frozen=True)
 class PlanEncodeWindow:
     """Stage: window rows (`index, start, stop`) → batches still to be done, and receipts of what is known already."""
@@ -197,9 +203,10 @@ class _Candidate:
 
 
 class _WindowPlanner:
-    def __init__(self, context: StageContext, window: Window) -> None:
+    def __init__(self, context: StageContext, window: Window, *, dry: bool = False) -> None:
         self.context = context
         self.window = window
+        self.dry = dry
         self.limits: Budget = context.config.limits()
         self.failures: list[dict[str, Any]] = []
         self.fallbacks = 0
@@ -228,12 +235,13 @@ class _WindowPlanner:
             "bytes_fetched": sum(c.counter.bytes_fetched for c in candidates),
             "features_reused": len(hits) + len(same_as),
             "fallbacks": self.fallbacks,
+            **forecast_counts(planned_encode_work(self.context, batches, media)),
         }
         receipt = Receipt(
             stage="plan",
             window=self.window.index,
             batch=-1,
-            digest=hashlib.sha256(repr([digest for digest, _ in batches]).encode()).hexdigest()[:16],
+            digest=hashlib.sha256(repr([batch.digest for batch in batches]).encode()).hexdigest()[:16],
             counts=counts,
             seconds={"probe": probed - started, "plan": time.perf_counter() - probed},
             quarantine=count_codes(failure["code"] for failure in self.failures),
@@ -243,7 +251,7 @@ class _WindowPlanner:
             media=[with_frames.get(m.position, m) for m in media],
             hits=hits,
             same_as=same_as,
-            batches=batches,
+            batches=[(batch.digest, [item.position for item in batch.items]) for batch in batches],
             failures=self.failures,
             receipt=receipt,
             carried=carried,
@@ -284,7 +292,7 @@ class _WindowPlanner:
 
     def _choose_carried(self, candidates: list[_Candidate]) -> None:
         """Of those that are read whole, the first in order that fit are carried on."""
-        left = max_carried_bytes(self.context.config)
+        left = 0 if self.dry else max_carried_bytes(self.context.config)
         for candidate in candidates:
             assert candidate.facts is not None
             if candidate.facts.num_bytes <= self.context.config.decode.max_inline_bytes:
@@ -405,6 +413,8 @@ class _WindowPlanner:
         terms = {m.position: self.context.identity.key_terms(m, m.content) for m in media if m.content is not None}
         keys = {position: each.digest() for position, each in terms.items()}
         found = store.find(sorted(set(keys.values())))
+        if self.dry:
+            return {position: (key, found[key]) for position, key in keys.items() if key in found}
         claims = [position for position, key in keys.items() if key in found]
         # A hit is a claim: it is read and compared now, so that the generate pass can rely on it.
         records = store.fetch(
@@ -433,9 +443,8 @@ class _WindowPlanner:
                 same[m.position] = other
         return same
 
-    def _batches(self, media: list[PlannedMedia]) -> list[tuple[str, list[int]]]:
-        batches = plan_window(self.window.index, [m.shaped for m in media], self.context.batch_budget)
-        return [(batch.digest, [item.position for item in batch.items]) for batch in batches]
+    def _batches(self, media: list[PlannedMedia]) -> list[PlannedBatch]:
+        return plan_window(self.window.index, [m.shaped for m in media], self.context.batch_budget)
 
 
 def _guarded(step: Any) -> Any:

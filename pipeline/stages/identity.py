@@ -19,6 +19,7 @@ from pipeline.media.backend import (
 )
 from pipeline.media.packets import RANGED_FORMATS
 from pipeline.media.resize import Resample, resize_backend
+from pipeline.planning.estimate import Network
 from pipeline.planning.geometry import OwnSizeRule, SizeRule
 from pipeline.schema import (
     DEFAULT_IMAGE_RULES,
@@ -111,10 +112,10 @@ class CheckedModel:
     """What a run needs to know of its checkpoint, told by the worker that loaded it, so that no other need load it.
 
     The encoder's terms of every feature key; modality → "" or why this checkpoint cannot be used with it; what a record
-    of each modality takes; and how many numbers the weights of each half are. `rules` are of those modalities whose
-    frames are resized for the encoder when they are decoded, `own_size_rules` of those whose frames reach the model's
-    processor as they are: where there is neither, the processor is asked about each size. `vectors` is given for models
-    that make vectors, `scores` for those that make scores.
+    of each modality takes; and how many numbers the weights of each half are, with `networks` for what it computes.
+    `rules` are of those modalities whose frames are resized for the encoder when they are decoded, `own_size_rules` of
+    those whose frames reach the model's processor as they are: where there is neither, the processor is asked about
+    each size. `vectors` is given for models that make vectors, `scores` for those that make scores.
     """
 
     kind: Literal["vision_language", "dual_encoder", "text", "scorer", "image_classifier"] = "vision_language"
@@ -124,9 +125,14 @@ class CheckedModel:
     rules: Mapping[Modality, SizeRule]
     sizes: dict[Modality, RecordSize]
     parameters: dict[str, int]
+    networks: dict[str, Network] = field(default_factory=dict)
     vectors: VectorSpaces | None = None
     scores: ScoreSpace | None = None
     own_size_rules: Mapping[Modality, OwnSizeRule] = field(default_factory=dict)
+
+    def network(self, half: str) -> Network:
+        """Of "encoder", "language" or "text"; without attention where an older version checked the model."""
+        return self.networks.get(half) or Network(parameters=self.parameters.get(half, 0))
 
 
 def _sampling(planned: PlannedMedia) -> tuple[float, ...]:

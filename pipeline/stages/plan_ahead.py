@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
-from pipeline.features.identity import canonical_json
 from pipeline.features.shard import disk_bytes
 from pipeline.planning.windows import Window
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import encoded_name, read_encoded
 from pipeline.stages.encode_plan import load_plan, written_plan
-from pipeline.stages.identity import sha256_content
 from pipeline.stages.outcomes import encode_batch_receipts, read_finished
-from pipeline.stages.rows import PlannedMedia
-
-_UNKNOWN_CONTENT = sha256_content(b"")
-_FRAME_BYTES = 64  # its time, and what stands for it in a prompt: 32 measured in the families tried
-# What names more tiles, and has longer numbers, than the record that was measured: 10 in the families tried, whose
-# processors are set to few tiles.
-_LONGER_BYTES = 1024
+from pipeline.stages.record_size import record_bytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,13 +43,3 @@ def awaited_shards(context: StageContext, window: Window) -> set[str]:
     hits = {shard for _, shard in plan.hits.values()} if plan is not None else set()
     outcomes = read_finished(context.folder, "encode", window.index)
     return hits.union(shard for table in outcomes for shard in table["shard"].to_pylist() if shard)
-
-
-def record_bytes(context: StageContext, media: PlannedMedia) -> int:
-    """The bytes of the record that a planned item's features become, at most."""
-    size = context.checked.sizes[media.probe.modality]
-    terms = context.identity.key_terms(media, media.content or _UNKNOWN_CONTENT)
-    described = json.dumps(canonical_json(terms.as_dict()).decode())  # a record has its terms as text in a text
-    frames = _FRAME_BYTES * len(media.requested)
-    rows = size.row_bytes * media.geometry.feature_length
-    return rows + size.other_bytes + len(described) + frames + _LONGER_BYTES

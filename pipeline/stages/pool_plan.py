@@ -14,6 +14,7 @@ from pipeline.language.batching import plan_text_batches
 from pipeline.planning.windows import Window
 from pipeline.runs.receipts import receipt_to_json
 from pipeline.stages.context import StageContext
+from pipeline.stages.forecast import forecast_counts, planned_text_work
 from pipeline.stages.outcomes import pool_batch_receipts
 from pipeline.stages.planned import batch_digest, batches_schema, plan_receipt, rows_to_do
 from pipeline.stages.texts import Piece, WindowTexts, read_texts
@@ -78,6 +79,7 @@ class PlanTextWindow:
             max_batch_tokens=self.max_batch_tokens,
             max_batch_items=section.max_batch_items,
         )
+        work = planned_text_work(self.context, [[len(pieces[p]["input_ids"]) for p in batch] for batch in batches])
         planned: list[dict[str, Any]] = []
         for number, positions in enumerate(batches):
             terms = [[pieces[p]["item_index"], pieces[p]["part"], pieces[p]["input_ids"]] for p in positions]
@@ -91,6 +93,7 @@ class PlanTextWindow:
                 "fetches": found.counter.fetches,
                 "bytes_fetched": found.counter.bytes_fetched,
                 "items_carried": len(found.carried),
+                **forecast_counts(work),
             },
             seconds=time.perf_counter() - started,
             failures=found.failures,

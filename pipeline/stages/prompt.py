@@ -12,7 +12,8 @@ import pyarrow as pa
 
 from pipeline.errors import ItemError
 from pipeline.language.batching import plan_language_batches
-from pipeline.language.prompt import PromptWriter, chat_messages, item_seed
+from pipeline.language.prompt import item_seed
+from pipeline.planning.estimate import Work
 from pipeline.planning.windows import Window
 from pipeline.runs.base import Place
 from pipeline.runs.manifest import read_range
@@ -21,9 +22,11 @@ from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
 from pipeline.stages.encode_plan import load_plan
+from pipeline.stages.forecast import forecast_counts, planned_prompt_work
 from pipeline.stages.identity import request_source
 from pipeline.stages.outcomes import failure_row, generate_batch_receipts
 from pipeline.stages.planned import batch_digest, batches_schema, plan_receipt, rows_to_do
+from pipeline.stages.request_prompts import RequestPrompts
 
 PROMPT_SCHEMA = batches_schema(
     [
@@ -59,10 +62,13 @@ class PlanPromptWindow:
         started = time.perf_counter()
         requests = read_range(self.context.folder, window.start, window.stop)
         carried = self._carried(window, requests)
-        items, failures = self._prompts(window, [request for request in requests if request.item_index not in carried])
+        prompts = RequestPrompts(self.context)
+        asked = [request for request in requests if request.item_index not in carried]
+        items, failures = self._prompts(window, prompts, asked)
         folder, name = self.context.folder, prompt_plan_name(window.index)
         if not folder.exists(name):
-            folder.write_json(name, self._plan(window, items, failures, carried, started))
+            forecast = self._forecast(window, prompts, asked)
+            folder.write_json(name, self._plan(window, items, failures, carried, forecast, started))
         plan = folder.read_json(name)
         work = rows_to_do(
             window,
@@ -81,19 +87,22 @@ class PlanPromptWindow:
         own = {r.item_index: (r.tenant, r.id, request_source(r, ())) for r in texts}
         return {**(plan.carried if plan else {}), **self.context.unchanged(own)}
 
+    def _forecast(self, window: Window, prompts: RequestPrompts, requests: list[Request]) -> Work:
+        """What the prompts would have been by the plan of the encode pass, before anything was decoded."""
+        plan = load_plan(self.context, window)
+        if plan is None:
+            return Work()
+        out = {failure["item_index"] for failure in plan.failures}
+        lengths, _ = prompts.planned_lengths([r for r in requests if r.item_index not in out], plan.media)
+        return planned_prompt_work(self.context, list(lengths.values()), plan.media)
+
     def _prompts(
-        self, window: Window, requests: list[Request]
+        self, window: Window, prompts: RequestPrompts, requests: list[Request]
     ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
         """`items` by index, and failure rows of what cannot be asked."""
         encoded: dict[int, list[dict[str, Any]]] = defaultdict(list)
         for row in read_encoded(self.context, window).to_pylist():
             encoded[row["item_index"]].append(row)
-        facts = self.context.facts
-        writer = PromptWriter(
-            facts.processor,
-            media_token_ids=facts.media_token_ids,
-            max_tokens=self.context.config.generate.max_prompt_tokens,
-        )
         items: dict[int, dict[str, Any]] = {}
         failures: list[dict[str, Any]] = []
         for request in requests:
@@ -102,13 +111,12 @@ class PlanPromptWindow:
                 continue
             try:
                 ordered = sorted(media, key=lambda row: row["media_index"])
-                items[request.item_index] = self._prompt(writer, request, ordered)
+                items[request.item_index] = self._prompt(prompts, request, ordered)
             except ItemError as error:
                 failures.append(failure_row(request.item_index, None, error))
         return items, failures
 
-    def _prompt(self, writer: PromptWriter, request: Request, media: list[dict[str, Any]]) -> dict[str, Any]:
-        config = self.context.config
+    def _prompt(self, prompts: RequestPrompts, request: Request, media: list[dict[str, Any]]) -> dict[str, Any]:
         records = self.context.store.fetch([(row["shard"], row["key"]) for row in media])
         parts = []
         for row, record in zip(media, records, strict=True):
@@ -118,16 +126,10 @@ class PlanPromptWindow:
                     "the store was changed under a running job"
                 )
             parts.append((row["modality"], record.placeholder))
-        prompt = config.prompt if config.job == "caption_videos" else request.text or ""
-        if not (prompt or parts or request.messages or request.prompt):
-            raise ItemError("prompt", "nothing_to_embed", "the item has neither media nor text")
-        messages = chat_messages(
-            request, [modality for modality, _ in parts], prompt=prompt, system=config.generate.system
-        )
         return {
             "item_index": request.item_index,
-            "input_ids": writer.token_ids(messages, parts),
-            "seed": item_seed(config.generate.seed, request.id),
+            "input_ids": prompts.token_ids(request, parts),
+            "seed": item_seed(self.context.config.generate.seed, request.id),
             "media": [{name: row[name] for name in ("key", "shard")} for row in media],
         }
 
@@ -137,6 +139,7 @@ class PlanPromptWindow:
         items: dict[int, dict[str, Any]],
         failures: list[dict[str, Any]],
         carried: dict[int, Place],
+        forecast: Work,
         started: float,
     ) -> dict[str, Any]:
         generate = self.context.config.generate
@@ -157,7 +160,11 @@ class PlanPromptWindow:
             "prompt",
             window,
             [batch["digest"] for batch in planned],
-            counts={"items": len(items) + len(failures) + len(carried), "items_carried": len(carried)},
+            counts={
+                "items": len(items) + len(failures) + len(carried),
+                "items_carried": len(carried),
+                **forecast_counts(forecast),
+            },
             seconds=time.perf_counter() - started,
             failures=failures,
         )

@@ -16,6 +16,7 @@ from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Request
 from pipeline.stages.context import StageContext
+from pipeline.stages.forecast import forecast_counts, planned_text_work
 from pipeline.stages.outcomes import failure_row, pool_batch_receipts
 from pipeline.stages.planned import batch_digest, batches_schema, plan_receipt, rows_to_do
 from pipeline.stages.pool_plan import pool_plan_name
@@ -51,7 +52,7 @@ class PlanPairsWindow:
 
     def _rows(self, window: Window) -> Iterator[dict[str, Any]]:
         started = time.perf_counter()
-        requests, tokenized, failures = self._pairs(window)
+        requests, tokenized, failures = self.pairs(window)
         folder, name = self.context.folder, pool_plan_name(window.index)
         if not folder.exists(name):
             folder.write_json(name, self._plan(window, requests, tokenized, failures, started))
@@ -64,7 +65,7 @@ class PlanPairsWindow:
             lambda batch: {"items": [_pair_row(i, d, by_index[i][d]) for i, d in batch["pairs"]]},
         )
 
-    def _pairs(self, window: Window) -> tuple[list[int], list[list[TokenizedText]], list[dict[str, Any]]]:
+    def pairs(self, window: Window) -> tuple[list[int], list[list[TokenizedText]], list[dict[str, Any]]]:
         """Indices of the requests that can be ranked, their pairs, and failure rows of the others."""
         indices: list[int] = []
         tokenized: list[list[TokenizedText]] = []
@@ -102,6 +103,8 @@ class PlanPairsWindow:
             max_batch_tokens=self.max_batch_tokens,
             max_batch_items=section.max_batch_items,
         )
+        lengths = [[len(tokenized[pair.request][pair.document].input_ids) for pair in batch] for batch in batches]
+        work = planned_text_work(self.context, lengths)
         planned: list[dict[str, Any]] = []
         for number, pairs in enumerate(batches):
             places = [[indices[pair.request], pair.document] for pair in pairs]
@@ -113,7 +116,7 @@ class PlanPairsWindow:
             "tokenize",
             window,
             [batch["digest"] for batch in planned],
-            counts={"items": window.stop - window.start},
+            counts={"items": window.stop - window.start, **forecast_counts(work)},
             seconds=time.perf_counter() - started,
             failures=failures,
         )

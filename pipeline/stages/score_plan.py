@@ -17,6 +17,7 @@ from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Request
 from pipeline.stages.context import StageContext
+from pipeline.stages.forecast import forecast_counts, planned_text_work
 from pipeline.stages.outcomes import failure_row, pool_batch_receipts
 from pipeline.stages.planned import batch_digest, batches_schema, plan_receipt, rows_to_do
 from pipeline.stages.pool_plan import pool_plan_name
@@ -48,7 +49,7 @@ class PlanScoresWindow:
 
     def _rows(self, window: Window) -> pa.Table:
         started = time.perf_counter()
-        tokenized, failures = self._texts(window)
+        tokenized, failures = self.texts(window)
         folder, name = self.context.folder, pool_plan_name(window.index)
         if not folder.exists(name):
             folder.write_json(name, self._plan(window, tokenized, failures, started))
@@ -61,7 +62,7 @@ class PlanScoresWindow:
         )
         return pa.Table.from_pylist(list(work), SCORED_TEXT_SCHEMA)
 
-    def _texts(self, window: Window) -> tuple[dict[int, TokenizedText], list[dict[str, Any]]]:
+    def texts(self, window: Window) -> tuple[dict[int, TokenizedText], list[dict[str, Any]]]:
         """What can be scored, by item, and failure rows of the others."""
         texts: dict[int, str] = {}
         tokenized: dict[int, TokenizedText] = {}
@@ -107,6 +108,8 @@ class PlanScoresWindow:
             max_batch_tokens=self.max_batch_tokens,
             max_batch_items=section.max_batch_items,
         )
+        lengths = [[len(tokenized[indices[p]].input_ids) for p in batch] for batch in batches]
+        work = planned_text_work(self.context, lengths)
         planned: list[dict[str, Any]] = []
         for number, positions in enumerate(batches):
             items = [indices[position] for position in positions]
@@ -116,7 +119,7 @@ class PlanScoresWindow:
             "tokenize",
             window,
             [batch["digest"] for batch in planned],
-            counts={"items": window.stop - window.start},
+            counts={"items": window.stop - window.start, **forecast_counts(work)},
             seconds=time.perf_counter() - started,
             failures=failures,
         )

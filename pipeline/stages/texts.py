@@ -64,7 +64,7 @@ def read_texts(context: StageContext, window: Window) -> WindowTexts:
 
     Items that failed in the encode pass have none.
     """
-    texts = _DocumentTexts(context) if context.config.job == "index_documents" else _RowTexts(context)
+    texts = _reader(context)
     requests = read_range(context.folder, window.start, window.stop)
     found = WindowTexts(carried=_carried(context, window, requests, texts))
     out = set(found.carried)
@@ -74,6 +74,17 @@ def read_texts(context: StageContext, window: Window) -> WindowTexts:
     texts.read([request for request in requests if request.item_index not in out], found)
     found.failures.sort(key=lambda failure: int(failure["item_index"]))
     return found
+
+
+def texts_of(context: StageContext, requests: list[Request]) -> WindowTexts:
+    """As `read_texts`, of these requests, none of which is known to have failed or to be unchanged."""
+    found = WindowTexts()
+    _reader(context).read(requests, found)
+    return found
+
+
+def _reader(context: StageContext) -> _RowTexts | _DocumentTexts:
+    return _DocumentTexts(context) if context.config.job == "index_documents" else _RowTexts(context)
 
 
 def _carried(

@@ -3,7 +3,7 @@
 from html.parser import HTMLParser
 from pathlib import Path
 
-from pipeline.runs.report import write_report
+from pipeline.runs.report import forecast_rows, write_report
 from pipeline.runs.summary import build_summary
 from pipeline.storage import Folder
 
@@ -63,6 +63,21 @@ def test_numbers_are_there(tmp_path: Path) -> None:
         assert text in page.cells
     widths = [value for name, value in page.attributes if name == "style"]
     assert widths[:2] == ["width: 100.0%", "width: 50.0%"]
+
+
+def test_the_forecast_stands_beside_what_was_found() -> None:
+    rows = forecast_rows(
+        {
+            "feature_tokens": {"forecast": 2_000, "found": 2_100},
+            "encodes": {"forecast": 0, "found": 3},
+            "seconds": {"llm_prefill": {"forecast": 0.5, "found": 1.0}},
+        }
+    )
+    assert rows == [
+        ("feature tokens", "2,000", "2,100", "1.05"),
+        ("encodes", "0", "3", ""),
+        ("llm prefill, seconds", "0.50", "1.00", "2.00"),
+    ]
 
 
 def test_the_first_fifty_items_are_shown(tmp_path: Path) -> None:

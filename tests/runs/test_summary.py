@@ -58,6 +58,55 @@ def test_media_are_counted_by_what_kept_their_decoder_in() -> None:
     assert found["sandbox"] == {"network_namespace+seccomp": 5, "off": 1}
 
 
+def test_what_was_forecast_stands_beside_what_was_found() -> None:
+    found = build_summary(
+        run_id="r",
+        config_digest="c",
+        status="done",
+        items_in=2,
+        counts={
+            **{"items_written": 2, "media_in": 2, "encodes": 1, "feature_tokens": 90, "text_tokens": 7},
+            **{"forecast:encodes": 2, "forecast:feature_tokens": 100, "forecast:decode_core_ms": 1500},
+        },
+        seconds={"media_decode": 3.0, "mm_processor": 1.0, "vision_encode": 4.0, "total": 9.0},
+        quarantine={},
+        environment={},
+        store_peak_bytes=None,
+        points={},
+        stage_seconds={"vision_encode": 4.5, "media_decode": 2.5},
+    )
+    assert found["forecast"] == {
+        "encodes": {"forecast": 2, "found": 1},
+        "feature_tokens": {"forecast": 100, "found": 90},
+        "text_tokens": {"forecast": 0, "found": 7},
+        "decode_core_seconds": {"forecast": 1.5, "found": 3.0},
+        "seconds": {
+            "media_decode": {"forecast": 2.5, "found": 3.0},
+            "vision_encode": {"forecast": 4.5, "found": 5.0},
+        },
+    }
+
+
+def test_a_run_that_reuses_everything_forecasts_that() -> None:
+    counts = {"items_written": 1, "media_in": 1, "forecast:prompt_tokens": 40, "prompt_tokens": 41}
+    forecast = build_summary(
+        run_id="r",
+        config_digest="c",
+        status="done",
+        items_in=1,
+        counts=counts,
+        seconds={},
+        quarantine={},
+        environment={},
+        store_peak_bytes=None,
+        points={},
+    )["forecast"]
+    assert forecast == {
+        "encodes": {"forecast": 0, "found": 0},
+        "prompt_tokens": {"forecast": 40, "found": 41},
+    }
+
+
 @pytest.mark.parametrize("items_in", [5, 7])
 def test_items_that_do_not_add_up_raise(items_in: int) -> None:
     said = f"{items_in} items in, but 3 written + 1 quarantined + 2 skipped = 6"

@@ -20,8 +20,9 @@ from pipeline.stages.decode import DecodeBatches
 from pipeline.stages.encode import EncodeBatches
 from pipeline.stages.encode_finish import finish_encode_window, read_encoded
 from pipeline.stages.encode_plan import load_plan, planned_windows
-from pipeline.stages.plan_ahead import WindowBytes, awaited_shards, plan_ahead, record_bytes
+from pipeline.stages.plan_ahead import WindowBytes, awaited_shards, plan_ahead
 from pipeline.stages.prompt import PlanPromptWindow
+from pipeline.stages.record_size import record_bytes
 from pipeline.stages.rows import receipts_apart
 from tests.models.families import FAMILIES, save_family
 from tests.stages.line import Line

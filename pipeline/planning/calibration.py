@@ -1,0 +1,157 @@
+"""Hours and prices, from what is to be done and what was measured of a machine. Pure."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pipeline.planning.estimate import Work
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """What `headrace calibrate` measured on one machine. None: it was not measured, for the job has no such stage.
+
+    Rates are of one worker: a core that decodes, an accelerator (or a core) that encodes, generates or embeds. Those of
+    FLOPs are by the formulas of `estimate`. `decode_ratio`: core-seconds here by those of the reference core.
+    `batch_steps`: of a batch of answers, how many tokens its longest has; `answer_tokens`: of an answer. `transfer`:
+    frames through the object store, from one process to another.
+    """
+
+    device: str
+    accelerator: str
+    cpu: str
+    cpu_count: int
+    accelerators: int
+    sampled_items: int
+    decode_ratio: float | None = None
+    encoder_flops_per_second: float | None = None
+    prefill_flops_per_second: float | None = None
+    step_seconds: float | None = None
+    batch_steps: float | None = None
+    answer_tokens: float | None = None
+    text_flops_per_second: float | None = None
+    store_write_bytes_per_second: float | None = None
+    store_read_bytes_per_second: float | None = None
+    transfer_bytes_per_second: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is saved."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Calibration:
+        """The inverse. Raises `TypeError` for fields that there are not."""
+        return cls(**value)
+
+    @property
+    def cores_per_accelerator(self) -> float:
+        """That the machine has; on one without accelerators, where cores are the workers, 1."""
+        return self.cpu_count / self.accelerators if self.accelerators else 1.0
+
+
+def work_seconds(work: Work, rates: Calibration) -> dict[str, float]:
+    """Stage → seconds of one worker of it, of all the work. Stages without work, or not measured, are left out.
+
+    Named as in `summary.json`, whose `seconds` they can be held against.
+    """
+    stages = {
+        "media_decode": _times(work.decode_core_ms / 1e3, rates.decode_ratio),
+        "frame_transfer": _over(work.frame_bytes, rates.transfer_bytes_per_second),
+        "vision_encode": _over(work.encoder_flops, rates.encoder_flops_per_second),
+        "commit": _over(work.store_bytes, rates.store_write_bytes_per_second),
+        "feature_transfer": _over(work.feature_bytes_read, rates.store_read_bytes_per_second),
+        "llm_prefill": _over(work.prefill_flops, rates.prefill_flops_per_second),
+        "llm_decode": _times(work.prompt_batches * (rates.batch_steps or 0.0), rates.step_seconds),
+        "text": _over(work.text_flops, rates.text_flops_per_second),
+    }
+    return {name: seconds for name, seconds in stages.items() if seconds is not None and seconds > 0}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prices:
+    """Of an hour of an accelerator with its machine, of an hour of a further core, of a GB (10^9 bytes) for a month."""
+
+    accelerator_hour: float | None = None
+    core_hour: float | None = None
+    gb_month: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Schedule:
+    """How long a run takes with so many workers, without the start of its processes.
+
+    `stage_seconds`: of each stage on its workers; `bottleneck` the longest. `cost` is None without prices.
+    """
+
+    workers: int
+    decode_cores: int
+    stage_seconds: dict[str, float]
+    seconds: float
+    bottleneck: str
+    cost: float | None
+
+
+# What goes on side by side in the encode pass: frames are decoded, carried, encoded and committed as they come.
+_ENCODE_PASS = ("media_decode", "frame_transfer", "vision_encode", "commit")
+
+
+def schedule(seconds: Mapping[str, float], workers: int, decode_cores: int, prices: Prices) -> Schedule:
+    """Of what `work_seconds` gave, on `workers` accelerators and `decode_cores` cores for decoding.
+
+    The encode pass takes as long as its slowest stage; in the passes that answer, stages of a worker take turns.
+    """
+    shared = {name: value / (decode_cores if name == "media_decode" else workers) for name, value in seconds.items()}
+    encode = max((shared.get(name, 0.0) for name in _ENCODE_PASS), default=0.0)
+    total = encode + sum(value for name, value in shared.items() if name not in _ENCODE_PASS)
+    cost = None
+    if prices.accelerator_hour is not None:
+        cost = total / 3600 * (workers * prices.accelerator_hour + decode_cores * (prices.core_hour or 0.0))
+    return Schedule(
+        workers=workers,
+        decode_cores=decode_cores,
+        stage_seconds=shared,
+        seconds=total,
+        bottleneck=max(shared, key=lambda name: shared[name], default=""),
+        cost=cost,
+    )
+
+
+def decode_cores_per_accelerator(seconds: Mapping[str, float]) -> float | None:
+    """How many cores decode as fast as one accelerator encodes. None where nothing is encoded, or not measured."""
+    decode, encode = seconds.get("media_decode"), seconds.get("vision_encode")
+    return None if decode is None or encode is None else decode / encode
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placement:
+    """Where decoding belongs: beside the accelerators, or on machines of its own.
+
+    Of each second of encoding: how long the encoder waits for the cores beside it (`queue_seconds`), and how long it
+    would wait for frames that come from elsewhere (`transfer_seconds`), decoded by as many cores as that takes.
+    """
+
+    separate: bool
+    queue_seconds: float
+    transfer_seconds: float
+
+
+def placement(seconds: Mapping[str, float], cores_per_accelerator: float) -> Placement | None:
+    """By the measured times of decoding, transfer and encoding. None where one of them is not known."""
+    decode, transfer = seconds.get("media_decode"), seconds.get("frame_transfer")
+    encode = seconds.get("vision_encode")
+    if decode is None or transfer is None or encode is None:
+        return None
+    queue = max(0.0, decode / cores_per_accelerator - encode) / encode
+    carried = max(0.0, transfer - encode) / encode
+    return Placement(separate=carried < queue, queue_seconds=queue, transfer_seconds=carried)
+
+
+def _over(amount: float, rate: float | None) -> float | None:
+    return None if rate is None else amount / rate
+
+
+def _times(amount: float, factor: float | None) -> float | None:
+    return None if factor is None else amount * factor
