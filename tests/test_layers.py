@@ -59,6 +59,7 @@ PURE = (
     "pipeline/planning/sound.py",
     "pipeline/features/identity.py",
     "pipeline/language/batching.py",
+    "pipeline/language/kv_cache.py",
     "pipeline/planning/image_size.py",
     "pipeline/pooling/contract.py",
     "pipeline/pooling/rank.py",

@@ -31,6 +31,10 @@ class SeededSampler(LogitsProcessor):
         noise = -torch.log(exponential)
         return scores + noise.to(scores.device, scores.dtype)
 
+    def keep(self, rows: Sequence[int]) -> None:
+        """From now on there are these of the rows only, in this order."""
+        self.generators = [self.generators[row] for row in rows]
+
 
 class StepClock(LogitsProcessor):
     """Notes when the first logits exist, that is, when prefill ended (`time.perf_counter` seconds)."""

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from transformers import StopStringCriteria
 from transformers.utils.generic import ModelOutput
 
 from pipeline.features.codec import FeatureRecord, TensorView
+from pipeline.language.decoding import ShrinkingBatch
 from pipeline.language.sampling import SeededSampler, StepClock
 from pipeline.models.halves import load_half
 from pipeline.models.location import resolve_model
@@ -85,9 +87,16 @@ class LanguageModel:
 
     @torch.inference_mode()
     def generate(
-        self, items: Sequence[PromptedItem], options: GenerationOptions, seconds: dict[str, float]
+        self,
+        items: Sequence[PromptedItem],
+        options: GenerationOptions,
+        seconds: dict[str, float],
+        counts: dict[str, int] | None = None,
     ) -> list[GeneratedText]:
         """Answers in order; adds `feature_transfer`, `llm_prefill` and `llm_decode` seconds.
+
+        To `counts` it adds `decode_slots`, the tokens that were computed one after another (rows times steps after
+        prefill), and `idle_decode_slots`, those of rows that had their answer already.
 
         Lengths must have been checked: a placeholder count that differs from the records' is an error of the batch.
         """
@@ -99,11 +108,13 @@ class LanguageModel:
         if options.temperature > 0:
             seeds = [item.seed for item in items]
             steps.append(SeededSampler(seeds, temperature=options.temperature, top_p=options.top_p))
+        batch = ShrinkingBatch()
         output = self.model.generate(
             **inputs,
             generation_config=self._generation_config(options),
             logits_processor=steps,
-            **self._stopping(options),
+            stopping_criteria=self._stopping(options),
+            custom_generate=batch,
         )
         ended = time.perf_counter()
         prompt_length = inputs["input_ids"].shape[1]
@@ -114,6 +125,9 @@ class LanguageModel:
             ("llm_decode", ended - clock.first),
         ):
             seconds[name] = seconds.get(name, 0.0) + value
+        if counts is not None:
+            counts["decode_slots"] = counts.get("decode_slots", 0) + batch.slots
+            counts["idle_decode_slots"] = counts.get("idle_decode_slots", 0) + batch.idle_slots
         return answers
 
     def _inputs(self, items: Sequence[PromptedItem]) -> dict[str, Any]:
@@ -164,15 +178,14 @@ class LanguageModel:
         config = copy.deepcopy(self.model.generation_config)
         # Sampling, when asked for, is done by SeededSampler on top of a greedy choice.
         config.update(do_sample=False, temperature=None, top_p=None, top_k=None, num_beams=1)
-        config.update(max_new_tokens=options.max_new_tokens, max_length=None)
+        # Rows that have ended leave a cache that grows; one of fixed shape would keep them.
+        config.update(max_new_tokens=options.max_new_tokens, max_length=None, cache_implementation=None)
         if config.pad_token_id is None:
             config.pad_token_id = min(self.end_ids)
         return config
 
-    def _stopping(self, options: GenerationOptions) -> dict[str, Any]:
-        if not options.stop:
-            return {}
-        return {"stop_strings": list(options.stop), "tokenizer": self.facts.processor.tokenizer}
+    def _stopping(self, options: GenerationOptions) -> list[StopStringCriteria]:
+        return [StopStringCriteria(self.facts.processor.tokenizer, list(options.stop))] if options.stop else []
 
     def _answer(self, row: list[int], options: GenerationOptions) -> GeneratedText:
         tokenizer = self.facts.processor.tokenizer

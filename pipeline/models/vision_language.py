@@ -15,8 +15,10 @@ from transformers.video_utils import VideoMetadata
 
 from pipeline.errors import ConfigError, ItemError
 from pipeline.features.identity import canonical_json
+from pipeline.language.kv_cache import KvCache
 from pipeline.language.placeholder import collapse
 from pipeline.media.sampling import indices_plan
+from pipeline.models.kv_layers import read_kv_cache
 from pipeline.models.location import resolve_model
 from pipeline.models.own_size import possible_rules
 from pipeline.models.processing import ProcessedItem, process_item
@@ -32,7 +34,6 @@ from pipeline.planning.tiling import Grid
 from pipeline.schema import Geometry, Modality, Placeholder, Probe, SamplePlan
 
 _NOT_FOR_SAMPLING = {"input_data_format", "do_convert_rgb", "do_sample_frames", "device", "video_metadata"}
-_NUM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 # Small, large, odd, upright, wide; two, three and many frames. (frames, height, width)
 _CHECKED_SIZES: dict[Modality, tuple[tuple[int, int, int], ...]] = {
     "image": ((1, 61, 83), (1, 480, 640), (1, 1999, 1201), (1, 300, 2400)),
@@ -282,12 +283,13 @@ class VisionLanguageFacts:
         inputs = {"video_grid_thw": grid, "video_metadata": [metadata]}
         return collapse(self.processor.replace_video_token(inputs, 0), self.media_tokens)
 
+    def kv_cache(self, dtype: str) -> KvCache:
+        """What the language model keeps of a request."""
+        return read_kv_cache(self.config, dtype)
+
     def kv_bytes_per_token(self, dtype: str) -> int:
-        """Key-value cache bytes of one token: 2 * L * n_kv * d_h * b."""
-        text = self.config.get_text_config()
-        heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-        size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-        return int(2 * text.num_hidden_layers * heads * size * _NUM_BYTES[dtype])
+        """Key-value cache bytes of one token that is within every layer's window."""
+        return self.kv_cache(dtype).token_bytes
 
 
 def _counts(rule: OwnSizeRule, num_frames: int, height: int, width: int) -> tuple[Grid, int]:

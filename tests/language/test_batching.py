@@ -1,10 +1,14 @@
+import itertools
+import math
 import random
+from collections.abc import Iterator, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.language.batching import in_input_order, length_runs, plan_language_batches, plan_text_batches
+from pipeline.language.kv_cache import KvCache
 
 
 @given(
@@ -37,6 +41,75 @@ def test_the_field_s_worked_number() -> None:
         [476] * 4, max_new_tokens=100, kv_bytes_per_token=per_token, max_batch_bytes=3 * 72 * 2**20, max_batch_items=9
     )
     assert [len(batch) for batch in fits] == [3, 1]
+
+
+def padded(lengths: Sequence[int], batches: Sequence[Sequence[int]]) -> int:
+    return sum(max(lengths[p] for p in batch) * len(batch) - sum(lengths[p] for p in batch) for batch in batches)
+
+
+def every_grouping(count: int) -> Iterator[list[list[int]]]:
+    """Of neighbours."""
+    for cuts in itertools.product((False, True), repeat=max(0, count - 1)):
+        starts = [0, *(k + 1 for k, cut in enumerate(cuts) if cut)]
+        yield [list(range(a, b)) for a, b in zip(starts, [*starts[1:], count], strict=True)]
+
+
+@given(st.lists(st.integers(1, 9000), min_size=1, max_size=9), st.integers(9000, 30_000), st.integers(2, 9))
+def test_no_grouping_of_as_few_batches_pads_less_and_none_of_fewer_pads_a_tenth_or_less(
+    lengths: list[int], budget: int, most: int
+) -> None:
+    batches = plan_language_batches(
+        lengths, max_new_tokens=10, kv_bytes_per_token=1, max_batch_bytes=budget, max_batch_items=most
+    )
+    ordered = sorted(lengths, reverse=True)
+    groupings = [
+        (len(grouping), padded(ordered, grouping))
+        for grouping in every_grouping(len(ordered))
+        if all(len(b) <= most and (len(b) == 1 or len(b) * (ordered[b[0]] + 10) <= budget) for b in grouping)
+    ]
+    count, waste = len(batches), padded(lengths, batches)
+    fewest, least_padded = min(groupings)
+    if count == fewest and waste <= max(512, 0.1 * (waste + sum(lengths))):
+        return  # a batch more would not be worth it
+    assert waste == min(p for n, p in groupings if n <= count)
+    assert least_padded - waste >= 512 * (count - fewest)
+
+
+@pytest.mark.parametrize(("median", "spread"), [(300, 1.0), (400, 0.6), (1200, 1.3)])
+@pytest.mark.parametrize("most", [32, 256])
+def test_a_window_of_prompts_with_a_long_tail_pads_a_tenth_or_less(median: int, spread: float, most: int) -> None:
+    rng = random.Random(7)
+    lengths = [min(16_000, max(16, round(rng.lognormvariate(math.log(median), spread)))) for _ in range(512)]
+    # 36 layers of 8 heads of 128, 2 bytes (Qwen3-VL 8B); half of an accelerator's memory.
+    cache = KvCache(2 * 36 * 8 * 128 * 2)
+    batches = plan_language_batches(
+        lengths, max_new_tokens=128, kv_bytes_per_token=cache, max_batch_bytes=64 * 2**30, max_batch_items=most
+    )
+    waste = padded(lengths, batches)
+    assert waste <= 0.1 * (waste + sum(lengths))
+    assert len(batches) <= 32  # 16 prompts a batch or more, on average
+
+
+def test_a_giant_is_alone_and_nothing_is_cut_for_little() -> None:
+    def plan(lengths: list[int]) -> list[list[int]]:
+        return plan_language_batches(
+            lengths, max_new_tokens=1, kv_bytes_per_token=1, max_batch_bytes=10**9, max_batch_items=99
+        )
+
+    assert plan([100, 10_000, 101]) == [[1], [2, 0]]
+    assert plan([10, 60, 20]) == [[1, 2, 0]]  # half of it is padding, but only 90 tokens
+
+
+def test_windows_let_more_prompts_into_a_batch() -> None:
+    # Half of the bytes are of layers that keep 99 tokens: 1000 + 1000 prefill 2000 bytes, then hold 2000 + 99.
+    windowed, full = KvCache(1, ((99, 1),)), KvCache(2)
+    sizes = {"max_new_tokens": 1000, "max_batch_bytes": 8 * 2099, "max_batch_items": 99}
+    assert len(plan_language_batches([1000] * 8, kv_bytes_per_token=windowed, **sizes)) == 1
+    assert len(plan_language_batches([1000] * 8, kv_bytes_per_token=full, **sizes)) == 2
+    # A prompt longer than what stays of it: prefill holds the whole of it in every layer.
+    sizes["max_new_tokens"] = 100
+    assert len(plan_language_batches([4000] * 2, kv_bytes_per_token=windowed, **sizes)) == 1
+    assert len(plan_language_batches([4000] * 3, kv_bytes_per_token=windowed, **sizes)) == 2
 
 
 @given(st.lists(st.integers(0, 500), max_size=80), st.integers(1, 2000), st.integers(1, 9), st.randoms())
