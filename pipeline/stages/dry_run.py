@@ -40,10 +40,12 @@ class Forecast:
     """Sums over the windows that were planned. `shapes`: (modality, frames, height, width) → items to be encoded.
 
     `failures`: code → items that would be quarantined, with a few of them in `examples`. Of prompts, `prompt_lengths`
-    counts those of so many tokens, by the next power of two. `pages_read` of `pages` had their text read.
+    counts those of so many tokens, by the next power of two. `pages_read` of `pages` had their text read. The encoder's
+    batches have `max_batch_tokens`.
     """
 
     num_items: int
+    max_batch_tokens: int
     planned_items: int = 0
     windows: int = 0
     media: Counter[str] = field(default_factory=Counter)
@@ -105,12 +107,16 @@ def dry_run(config: Config, device: str, *, sample: int | None = None, told: Cal
     ) as staged:
         run = Folder(staged.directory)
         context = StageContext(
-            config=config, run_url=run.url, checked=checked, base_url=_base_url(config, checked, run)
+            config=config,
+            run_url=run.url,
+            checked=checked,
+            device=device,
+            base_url=_base_url(config, checked, run),
         )
         windows = plan_windows(
             staged.num_items, first_items=config.ray.first_window_items, full_items=config.ray.window_items
         )
-        forecast = Forecast(num_items=staged.num_items)
+        forecast = Forecast(num_items=staged.num_items, max_batch_tokens=context.batch_budget.max_tokens)
         planner = _DryPlanner(context, forecast, device)
         for window in _chosen(windows, sample):
             planner.plan(window)

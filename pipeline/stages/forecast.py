@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from pipeline.language.batching import RUN_TOKENS, length_runs, plan_language_batches
 from pipeline.planning.buckets import PlannedBatch
-from pipeline.planning.decode_cost import decode_seconds
 from pipeline.planning.estimate import EncodedMedia, Work, encode_work, prompt_work, text_work
 from pipeline.runs.summary import FORECAST_COUNT
 from pipeline.stages.context import StageContext
@@ -30,7 +29,6 @@ def _is_forecast(name: str) -> bool:
 
 def planned_encode_work(context: StageContext, batches: Sequence[PlannedBatch], media: Sequence[PlannedMedia]) -> Work:
     """Of a window's encoder batches; `media` by position."""
-    at_keyframes = context.identity.at_keyframes
 
     def encoded(position: int) -> EncodedMedia:
         item = media[position]
@@ -39,7 +37,7 @@ def planned_encode_work(context: StageContext, batches: Sequence[PlannedBatch], 
             feature_length=item.geometry.feature_length,
             frame_bytes=item.shaped.frame_bytes,
             store_bytes=expected_record_bytes(context, item),
-            decode_seconds=decode_seconds(item.probe, item.requested, at_keyframes=at_keyframes),
+            decode_seconds=item.decode_seconds,
         )
 
     items = [(batch.computed_tokens, [encoded(item.position) for item in batch.items]) for batch in batches]

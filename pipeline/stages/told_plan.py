@@ -41,7 +41,7 @@ def told_plan(
             for shape, count in forecast.shapes.most_common(_MOST_SHAPES)
         ],
         "num_shapes": len(forecast.shapes),
-        "encoder": _encoder(config, work) if work.encodes else None,
+        "encoder": _encoder(config, work, forecast.max_batch_tokens) if work.encodes else None,
         "store": _store(work, seconds, prices) if work.encodes else None,
         "language": _language(config, forecast, work, rates) if work.prompts else None,
         "texts": _texts(forecast, work) if work.texts else None,
@@ -67,16 +67,15 @@ def _items(forecast: Forecast) -> dict[str, Any]:
     }
 
 
-def _encoder(config: Config, work: Work) -> dict[str, Any]:
-    encode = config.encode
+def _encoder(config: Config, work: Work, max_batch_tokens: int) -> dict[str, Any]:
     return {
         "media": work.encodes,
         "batches": work.encode_batches,
         "patches": work.patches,
         "computed_tokens": work.computed_tokens,
         "padding_waste": 1 - work.patches / work.computed_tokens,
-        "token_fill": work.computed_tokens / (work.encode_batches * encode.max_batch_tokens),
-        "item_fill": work.encodes / (work.encode_batches * encode.max_batch_items),
+        "token_fill": work.computed_tokens / (work.encode_batches * max_batch_tokens),
+        "item_fill": work.encodes / (work.encode_batches * config.encode.max_batch_items),
         "feature_tokens": work.feature_tokens,
         "frame_bytes": work.frame_bytes,
         "flops": work.encoder_flops,
