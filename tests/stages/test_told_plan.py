@@ -46,7 +46,7 @@ def told(prices: Prices, rates: Any = RATES) -> dict[str, Any]:
         }
     )
     forecast = Forecast(
-        max_batch_tokens=16_384,
+        max_batch_tokens=1_000,
         num_items=40,
         planned_items=20,
         windows=1,
