@@ -157,6 +157,6 @@ IMAGE_RATES = {
     "bmp": Rates(0.43, 0.0, 0.0, 0.001, 0.0),
     "tiff": Rates(0.49, 0.0, 0.0, 0.0058, 4.8),
     "avif": Rates(0.0, 0.0, 0.0, 0.108, 8.0),
-    "pdf": Rates(0.0, 0.0, 0.0, 0.017, 1.1),
+    "pdf": Rates(1.6, 0.0, 0.0, 0.0, 1.1),  # the bytes are those of the whole document
 }
 SOUND_SECONDS_PER_SAMPLE = 2.2e-8  # 1.9 to 2.5: WAV, FLAC, MP3, AAC
