@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ItemError
 from pipeline.features.codec import FeatureRecord, decode_record, encode_record
 from pipeline.language.prompt import PromptWriter
 from pipeline.media.resize import resize_frames
@@ -96,7 +96,7 @@ def _attempt(work: Callable[[], _Result]) -> _Result | _Refusal:
         return work()
     except torch.OutOfMemoryError:
         raise  # says something of the device, nothing of the family
-    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+    except (ItemError, RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
         return _Refusal(reason=f"{type(error).__name__}: {error}")
 
 

@@ -47,8 +47,8 @@ _CHECKED_OWN_SIZES: dict[Modality, tuple[tuple[int, int, int], ...]] = {
     ),
     "video": ((5, 1080, 1920), (64, 96, 300), (240, 480, 640)),
 }
-# What a processor raises for what it cannot take.
-_REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError, ArithmeticError, ImportError)
+# What a processor raises for a size that it cannot take; of what it cannot do at all it may raise more.
+_REFUSALS = (RuntimeError, ValueError, TypeError, IndexError, ArithmeticError)
 _MAX_LEARNT = 4096
 
 
@@ -148,8 +148,8 @@ class VisionLanguageFacts:
             if modality not in self.rules:
                 try:
                     rule = self._own_size_rule(modality)
-                except _REFUSALS:
-                    continue  # of a processor that does not take even these sizes nothing is known
+                except (*_REFUSALS, KeyError, AttributeError):
+                    continue  # the check of the whole model says what is wrong with it
                 if rule is not None:
                     found[modality] = rule
         return found
