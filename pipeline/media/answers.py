@@ -56,6 +56,12 @@ def checked_times(times: list[Any], count: int) -> tuple[float, ...]:
     return tuple(map(float, times))
 
 
+def checked_seconds(seconds: Any, most: float) -> float:
+    """What an item took by its own word, as far as that can be."""
+    is_time = isinstance(seconds, float) and 0 <= seconds <= most
+    return seconds if is_time else most
+
+
 def is_code(text: str) -> bool:
     """Whether it may name an error."""
     return _CODE.fullmatch(text) is not None

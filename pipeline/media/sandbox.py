@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import BinaryIO, Literal, TypeVar
 
 from pipeline.errors import ConfigError, ItemError
@@ -111,6 +112,9 @@ class Sandbox:
     def decode(self, items: Sequence[Undecoded]) -> list[Outcome]:
         """Frames, or why there are none, of each item.
 
+        Frames lie where the child can still write, and are written over by the next call: copy what is to be kept. They
+        are not copied here, since whoever makes batches of them copies them anyway.
+
         Items that are handed over together cost less: child and parent each stay at their work. Errors are those of
         `decode_media` and (stage `decode`) `timeout`, `crashed`, `out_of_memory`. Raises `ConfigError` when the child
         has a network and must not, RuntimeError when it cannot be started, and what reading an item's `file` raises.
@@ -119,7 +123,9 @@ class Sandbox:
             ranged = any(item.file is not None for item in items)
             whole = not ranged and sum(len(item.data) for item in items) <= channel.WHOLE_BYTES
             groups = [items] if whole else [[item] for item in items]
-            return [outcome for group in groups for outcome in self._decode(group)]
+            if len(groups) == 1:
+                return self._decode(items)
+            return [_kept(outcome) for group in groups for outcome in self._decode(group)]
 
     def probe(
         self,
@@ -220,3 +226,10 @@ class Sandbox:
         if self._child is not None:
             self._child.close()
         self._child = None
+
+
+def _kept(outcome: Outcome) -> Outcome:
+    """The same, with frames of its own."""
+    if isinstance(outcome.result, ItemError):
+        return outcome
+    return replace(outcome, result=replace(outcome.result, pixels=outcome.result.pixels.copy()))

@@ -1,6 +1,7 @@
 """The child that decodes what `pipeline.media.sandbox` hands it, one item at a time, until it is left alone.
 
-Started with the descriptor of its socket, the process id of its parent, and 1 if it is to try to leave the network.
+Started with the descriptors of its socket and of its bell, the process id of its parent, and 1 if it is to try to leave
+the network.
 Imports no torch: with the resizing kernel it is ready in half a second.
 """
 
@@ -12,6 +13,7 @@ import mmap
 import os
 import socket
 import sys
+import time
 import traceback
 from collections.abc import Callable
 from typing import Any, BinaryIO
@@ -22,11 +24,11 @@ from pipeline.media import channel, isolation
 
 def main() -> None:
     """Give up what decoding does not need, say what was given up, and serve."""
-    descriptor, parent, leaves_network = map(int, sys.argv[1:4])
+    descriptor, bell_descriptor, parent, leaves_network = map(int, sys.argv[1:5])
     isolation.end_with(parent)
     given_up = isolation.leave_network() if leaves_network else ()
     isolation.end_with(parent)  # once more: the kernel forgets it when credentials change
-    parent_socket = socket.socket(fileno=descriptor)
+    parent_socket, bell = socket.socket(fileno=descriptor), socket.socket(fileno=bell_descriptor)
     try:
         _warm_up()
         given_up += isolation.give_up_rights()
@@ -34,11 +36,13 @@ def main() -> None:
         channel.send(parent_socket, {"broken": traceback.format_exc()})
         raise
     channel.send(parent_socket, {"ready": list(given_up)})
-    serve(parent_socket)
+    serve(parent_socket, bell)
 
 
-def serve(parent: socket.socket) -> None:
-    """Answer requests until the parent closes, or until an answer says that this process is not to be used again."""
+def serve(parent: socket.socket, bell: socket.socket) -> None:
+    """Answer requests until the parent closes, or until an answer says that this process is not to be used again.
+
+    Of items that are handed over together the parent may sleep until the bell rings; it wakes, too, when this ends."""
     source, output = -1, mmap.mmap(-1, 1)
     while True:
         try:
@@ -65,6 +69,8 @@ def serve(parent: socket.socket) -> None:
                 return
             source_at += item["num_bytes"]
             output_at += math.prod(item["shape"])
+        if request["rings"]:
+            bell.send(b"\0")
 
 
 def _file(parent: socket.socket, source: int, at: int, item: dict[str, Any]) -> BinaryIO:
@@ -112,7 +118,9 @@ def answer_reading(request: dict[str, Any], file: BinaryIO) -> dict[str, Any]:
 
 def answer(request: dict[str, Any], file: BinaryIO, output: memoryview) -> dict[str, Any]:
     """Decode: the pixels into `output`, and the times shown, or what is wrong with the item, or with this process."""
-    return _reply(lambda: {"shown": list(_decode(request, file, output))})
+    started = time.perf_counter()
+    reply = _reply(lambda: {"shown": list(_decode(request, file, output))})
+    return {**reply, "seconds": time.perf_counter() - started}
 
 
 def _reply(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

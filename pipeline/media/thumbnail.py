@@ -52,7 +52,7 @@ def thumbnail(
     plan = SamplePlan(pts_seconds=(probe.duration_seconds / 2,))
     size = _scaled_size(probe.height, probe.width, longest_side)
     [outcome] = reader.decode([Undecoded(data=data, probe=probe, plan=plan, size=size, page=media.page)])
-    return None if isinstance(outcome.result, ItemError) else outcome.result.pixels[0]
+    return None if isinstance(outcome.result, ItemError) else outcome.result.pixels[0].copy()
 
 
 def scaled(picture: npt.NDArray[np.uint8], longest_side: int) -> npt.NDArray[np.uint8]:

@@ -97,6 +97,8 @@ def decode(request: dict[str, Any], file: BinaryIO, output: memoryview) -> tuple
         case "hang", _:
             while True:
                 pass
+        case "sleep", seconds:
+            time.sleep(float(seconds))
         case "hang_in_c", _:
             ctypes.PyDLL(None).sleep(1000)  # the interpreter is held meanwhile
         case "segfault", _:
@@ -163,9 +165,9 @@ def main(*, filtered: bool = True) -> None:
     """As the real one; without the filter of system calls, if not `filtered`."""
     real_serve = child.serve
 
-    def serve(parent: socket.socket) -> None:
+    def serve(parent: socket.socket, bell: socket.socket) -> None:
         parent_socket.append(parent.fileno())
-        real_serve(parent)
+        real_serve(parent, bell)
 
     child.serve, child.answer, child._decode, child._probe = serve, answer, decode, probe
     document.read_page_count, document.page_text = count, text

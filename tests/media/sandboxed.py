@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from dataclasses import replace
 
 from pipeline.errors import ItemError
 from pipeline.media.probe import probe_media
@@ -44,7 +45,7 @@ def frames(sandbox: Sandbox, item: Undecoded) -> Frames:
     [outcome] = sandbox.decode([item])
     if isinstance(outcome.result, ItemError):
         raise outcome.result
-    return outcome.result
+    return replace(outcome.result, pixels=outcome.result.pixels.copy())
 
 
 def child_pid(sandbox: Sandbox) -> int:

@@ -255,6 +255,34 @@ def test_items_that_are_handed_over_together(hostile: Callable[..., Sandbox]) ->
             assert result.pts_seconds == expected.pts_seconds
 
 
+def test_each_of_those_has_its_own_time(hostile: Callable[..., Sandbox]) -> None:
+    sandbox = hostile(item_seconds=1.0)
+    assert_decodes(sandbox)
+    files = [order("sleep 0.8"), order("sleep 0.8"), order("hang")]
+    items = [Undecoded(data=data, probe=probe_of(data), plan=FIRST, size=SIZE) for data in files]
+    started = time.monotonic()
+    *first, last = sandbox.decode(items)
+    seconds = time.monotonic() - started
+    assert [isinstance(outcome.result, ItemError) for outcome in first] == [False, False]
+    assert all(0.8 <= outcome.seconds < 1.0 for outcome in first)
+    assert isinstance(last.result, ItemError) and last.result.code == "timeout"
+    assert last.seconds >= 0.9 and seconds < 2 * 0.8 + 1.0 + 0.9
+
+
+def test_what_a_child_says_of_its_time_is_within_what_passed(hostile: Callable[..., Sandbox]) -> None:
+    sandbox = hostile(item_seconds=3.0)
+    lies = ["1e9", "-5.0", "float('nan')", "'x'", "None", "True"]
+    items = [
+        Undecoded(data=data, probe=probe_of(data), plan=FIRST, size=SIZE)
+        for data in (order(f"say {{'shown': [0.0], 'seconds': {lie}}}") for lie in lies)
+    ]
+    started = time.monotonic()
+    outcomes = sandbox.decode(items)
+    assert [isinstance(outcome.result, ItemError) for outcome in outcomes] == [False] * len(lies)
+    assert all(outcome.seconds >= 0 for outcome in outcomes)
+    assert sum(outcome.seconds for outcome in outcomes) <= time.monotonic() - started
+
+
 def test_a_child_that_is_killed_between_items_costs_none(hostile: Callable[..., Sandbox]) -> None:
     sandbox = hostile()
     assert_decodes(sandbox)
@@ -372,7 +400,15 @@ def test_the_child_has_no_descriptors_of_its_parent(hostile: Callable[..., Sandb
         assert_decodes(sandbox)
         folder = Path(f"/proc/{child_pid(sandbox)}/fd")
         held = sorted(re.sub(r"\W.*", "", os.readlink(link).removeprefix("/")) for link in folder.iterdir())
-    assert [name for name in held if name != "anon_inode"] == ["dev", "dev", "dev", "memfd", "memfd", "socket"]
+    assert [name for name in held if name != "anon_inode"] == [
+        "dev",
+        "dev",
+        "dev",
+        "memfd",
+        "memfd",
+        "socket",
+        "socket",
+    ]
 
 
 def test_limits_of_the_child(shared: Sandbox) -> None:
@@ -477,7 +513,15 @@ def test_the_child_ends_with_its_parent(mode: str) -> None:
 def test_a_child_whose_parent_is_gone_already_ends_at_once() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        command = [sys.executable, "-m", sandbox_process.CHILD, str(theirs.fileno()), str(os.getpid() + 1), "1"]
+        command = [
+            sys.executable,
+            "-m",
+            sandbox_process.CHILD,
+            str(theirs.fileno()),
+            str(theirs.fileno()),
+            str(os.getpid() + 1),
+            "1",
+        ]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, pass_fds=(theirs.fileno(),), timeout=30)
     assert done.returncode == -signal.SIGKILL
