@@ -28,32 +28,40 @@ _TOLERANCES = {torch.float32: 1e-5, torch.float16: 5e-3, torch.bfloat16: 4e-2}
 _CUDA_FLOAT32_TOLERANCE = 1e-3
 
 
-def check_pairs(encoder: VisionEncoder) -> None:
+def check_pairs(encoder: VisionEncoder, *, raw: bool | None = None) -> None:
     """Set `encoder.together` for each modality without a rule, by what a pair of noise gives together and alone.
 
-    What does not come out equal, in features, inputs and placeholders, stays one by one.
+    What does not come out equal, in features, inputs and placeholders, stays one by one. Where the pair also comes out
+    when its pixels are normalised on the device, they are (`encoder.raw`); that is tried with `raw`, by default on all
+    devices but a CPU.
     """
     for modality in encoder.facts.modalities:
         if modality not in encoder.facts.rules:
-            _check_modality(encoder, modality)
+            _check_modality(encoder, modality, raw=encoder.device.type != "cpu" if raw is None else raw)
 
 
-def _check_modality(encoder: VisionEncoder, modality: Modality) -> None:
+def _check_modality(encoder: VisionEncoder, modality: Modality, *, raw: bool) -> None:
     for together, pairs in _PAIRS.items():
-        difference = _attempt(encoder, modality, together, [_noise(k, *size) for k, size in enumerate(pairs[modality])])
-        if not difference:
-            return
-        encoder.together.pop(modality, None)
-        _log.info("%s: %ss are not encoded together (%s): %s", encoder.facts.model, modality, together, difference)
+        items = [_noise(k, *size) for k, size in enumerate(pairs[modality])]
+        difference = _attempt(encoder, modality, items, together, raw=False)
+        if difference:
+            _log.info("%s: %ss are not encoded together (%s): %s", encoder.facts.model, modality, together, difference)
+            continue
+        difference = _attempt(encoder, modality, items, together, raw=True) if raw else ""
+        if difference:
+            _log.info("%s: %ss are normalised on the host: %s", encoder.facts.model, modality, difference)
+            _set(encoder, modality, together, raw=False)
+        return
 
 
-def _attempt(encoder: VisionEncoder, modality: Modality, together: Together, items: list[Frames]) -> str:
-    """Why `items` are not encoded alike together; "" when they are."""
+def _attempt(encoder: VisionEncoder, modality: Modality, items: list[Frames], together: Together, *, raw: bool) -> str:
+    """Why `items` are not encoded alike together; "" when they are, and the encoder is set to do so."""
+    _set(encoder, modality, None, raw=False)
     try:
         geometries = [_geometry(encoder, modality, item) for item in items]
         alone = encoder.encode(modality, items, geometries, {})
-        encoder.together[modality] = together
-        return _difference(alone, encoder.encode(modality, items, geometries, {}), encoder.device)
+        _set(encoder, modality, together, raw=raw)
+        difference = _difference(alone, encoder.encode(modality, items, geometries, {}), encoder.device)
     except torch.OutOfMemoryError:
         raise  # says something of the device, nothing of the family
     except (
@@ -66,7 +74,19 @@ def _attempt(encoder: VisionEncoder, modality: Modality, together: Together, ite
         KeyError,
         AttributeError,
     ) as error:
-        return f"{type(error).__name__}: {error}"
+        difference = f"{type(error).__name__}: {error}"
+    if difference:
+        _set(encoder, modality, None, raw=False)
+    return difference
+
+
+def _set(encoder: VisionEncoder, modality: Modality, together: Together | None, *, raw: bool) -> None:
+    encoder.together.pop(modality, None)
+    encoder.raw.discard(modality)
+    if together is not None:
+        encoder.together[modality] = together
+        if raw:
+            encoder.raw.add(modality)
 
 
 def _difference(alone: list[EncodedItem], together: list[EncodedItem], device: torch.device) -> str:

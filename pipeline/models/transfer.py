@@ -118,7 +118,9 @@ class DeviceLink:
                 tensor.record_stream(self._outward)
                 host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
                 found.append(host.copy_(tensor.detach(), non_blocking=True))
-        return Fetched(tensors=found, arrived=self._outward.record_event())
+        arrived = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]  # who waits shall not spin
+        arrived.record(self._outward)
+        return Fetched(tensors=found, arrived=arrived)
 
 
 def channels_first(frames: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from pipeline.models.features import one_item, split_inputs, split_items
 from pipeline.models.halves import load_half
 from pipeline.models.location import resolve_model
 from pipeline.models.patch_embedding import multiply_patches
-from pipeline.models.processing import ProcessedItems, process_item, process_items
+from pipeline.models.processing import ProcessedItems, normalise, process_item, process_items
 from pipeline.models.transfer import DeviceLink, Fetched, Mark, Sent, channels_first, frames_tensor
 from pipeline.models.vision_language import VisionLanguageFacts, resolve_device
 from pipeline.schema import Frames, Geometry, Modality, Placeholder
@@ -125,7 +125,8 @@ class VisionEncoder:
 
     Items whose frames were planned by rule have their final size and go through the tower together. Others are
     prepared by the model's own processor: together as `together` allows, which `pair_check.check_pairs` finds out, and
-    one by one where it says nothing.
+    one by one where it says nothing. Modalities in `raw` are resized and tiled on the host, and normalised on the
+    device.
     """
 
     def __init__(self, facts: VisionLanguageFacts, *, dtype: str, device: str, attention: str | None = None) -> None:
@@ -136,6 +137,7 @@ class VisionEncoder:
         multiply_patches(self.model)
         self.link = DeviceLink(self.device)
         self.together: dict[Modality, Together] = {}
+        self.raw: set[Modality] = set()
 
     def weights_digest(self) -> str:
         """Digest over names, types, shapes and bytes of tower and projector, at the loaded precision."""
@@ -212,13 +214,14 @@ class VisionEncoder:
         frames = [channels_first(frames_tensor(item)) for item in items]
         times = [item.pts_seconds for item in items]
         durations = [planned.duration_seconds for planned in geometries]
-        if len(items) == 1:
+        if modality not in self.together:
             one = process_item(processor, tokens, modality, frames[0], times[0], durations[0])
             processed = ProcessedItems(
                 slot=one.slot, pixels=one.pixels, inputs=one.inputs, placeholders=(one.placeholder,)
             )
         else:
-            processed = process_items(processor, tokens, modality, frames, times, durations)
+            raw = modality in self.raw
+            processed = process_items(processor, tokens, modality, frames, times, durations, raw=raw)
         sent = self.link.send([*processed.pixels.values(), *processed.inputs.values()])
         return _Group(frames=items, geometries=geometries, processed=processed, sent=sent)
 
@@ -226,10 +229,16 @@ class VisionEncoder:
         started = self.link.mark()
         processed, count = group.processed, len(group.frames)
         names = [*processed.pixels, *processed.inputs]
-        output = self._features(processed.slot, dict(zip(names, self.link.receive(group.sent), strict=True)))
+        tensors = dict(zip(names, self.link.receive(group.sent), strict=True))
+        if modality in self.raw:
+            processor = getattr(self.facts.processor, f"{modality}_processor")
+            raw = {name for name in processed.pixels if tensors[name].dtype == torch.uint8}
+            tensors |= {name: normalise(processor, tensors[name]) for name in raw}
+        prepared = self.link.mark()
+        output = self._features(processed.slot, tensors)
         if count == 1:
-            container, tensors = one_item(output)
-            features, inputs = [tensors], [processed.inputs]
+            container, one = one_item(output)
+            features, inputs = [one], [processed.inputs]
         else:
             container, features = split_items(output, [each.num_tokens for each in processed.placeholders])
             inputs = split_inputs(processed.inputs, count)
@@ -247,7 +256,7 @@ class VisionEncoder:
                     placeholder=processed.placeholders[k],
                 )
             )
-        return EncodedPart(items=encoded, fetched=fetched, started=started, processed=started, computed=computed)
+        return EncodedPart(items=encoded, fetched=fetched, started=started, processed=prepared, computed=computed)
 
     def _features(self, slot: Modality, inputs: dict[str, torch.Tensor]) -> Any:
         function = getattr(self.model, f"get_{slot}_features")

@@ -14,7 +14,9 @@ import transformers as hf
 from pipeline.errors import ConfigError
 from pipeline.media.resize import crop_frames, resize_frames
 from pipeline.models.dual_encoder import DualEncoderFacts, ImageTower, TextTower
+from pipeline.models.embedder import FrameEncoder
 from pipeline.planning.image_size import ImageGeometry
+from pipeline.schema import Frames, Geometry
 from tests.models.dual_folders import FAMILIES, TEXTS, clip, save_dual, siglip, siglip2
 from tests.models.text_folders import change_json
 
@@ -83,6 +85,23 @@ def test_images_equal_the_whole_model(family: tuple[Any, Any, DualEncoderFacts])
         assert_same(tower.embed_images([ready[i] for i in order]), expected[order])
     same_size = np.stack([decoded(facts, images[0])] * 3)
     assert_same(tower.embed_images(same_size)[:1], expected[:1])
+
+
+def test_items_of_several_shapes_go_together(tmp_path: Path) -> None:
+    model, processor = siglip2()
+    facts = DualEncoderFacts.load(str(save_dual(tmp_path, model, processor)))
+    wide, upright = (decoded(facts, image) for image in pictures()[:2])
+    items = [
+        Frames(pixels=np.stack([wide, wide[::-1]]), pts_seconds=(0.0, 0.5)),
+        Frames(pixels=upright[None], pts_seconds=(0.0,)),
+    ]
+    geometry = Geometry(grid=(1, 1, 1), merge_size=1, feature_length=1, original_size=(1, 1), resized_size=(1, 1))
+    encoder = FrameEncoder(ImageTower(facts, dtype="float32", device="cpu"))
+    found = encoder.compute(encoder.stage("video", items, [geometry] * 2)).wait({})
+    assert [each.geometry.timestamps for each in found] == [(0.0, 0.5), (0.0,)]
+    for item, each in zip(items, found, strict=True):
+        shown = [np.ascontiguousarray(frame) for frame in item.pixels]
+        assert_same(each.vectors, np.concatenate([whole_images(model, processor, [image]) for image in shown]))
 
 
 def test_texts_equal_the_whole_model(family: tuple[Any, Any, DualEncoderFacts]) -> None:

@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from pipeline.media.resize import resize_frames
 from pipeline.models.pair_check import check_pairs
 from pipeline.models.vision_encoder import VisionEncoder
 from pipeline.models.vision_language import VisionLanguageFacts
@@ -91,6 +92,27 @@ def test_batches_equal_the_whole_model_one_by_one(family: str, tmp_path: Path) -
             assert found.placeholder.num_tokens == len(rows) == geometry.feature_length
 
 
+@pytest.mark.parametrize("modality", ["image", "video"])
+def test_planned_shapes_may_be_mixed(modality: Modality, tmp_path: Path) -> None:
+    checkpoint = save_family("qwen2_5_vl", tmp_path / "family")
+    facts = VisionLanguageFacts.load(str(checkpoint))
+    encoder = VisionEncoder(facts, dtype="float32", device="cpu")
+    processor, model = (kind.from_pretrained(checkpoint) for kind in (AutoProcessor, AutoModelForImageTextToText))
+    sizes = SIZES if modality == "image" else ((4, 90, 130), (2, 64, 64), (6, 112, 56))
+    drawn = [noise(seed, size) for seed, size in enumerate(sizes)]
+    geometries = [geometry_of(facts, modality, item) for item in drawn]
+    items = [
+        Frames(pixels=resize_frames(item.pixels, geometry.resized_size), pts_seconds=item.pts_seconds)
+        for item, geometry in zip(drawn, geometries, strict=True)
+    ]
+    assert len({item.pixels.shape for item in items}) == 3
+    for item, found in zip(items, encoder.encode(modality, items, geometries, {}), strict=True):
+        expected = rows_of_the_whole(processor, model.eval(), modality, item)
+        torch.testing.assert_close(
+            found.tensors["pooler_output"], expected, rtol=0, atol=1e-5 * float(expected.abs().max())
+        )
+
+
 def count_calls(encoder: VisionEncoder, calls: list[int]) -> None:
     """Appends to `calls` when the tower is called."""
     features = type(encoder)._features
@@ -100,6 +122,29 @@ def count_calls(encoder: VisionEncoder, calls: list[int]) -> None:
         return features(encoder, slot, inputs)
 
     encoder._features = counted  # type: ignore[method-assign]
+
+
+# Idefics 3 takes tiles of nought for padding, which they no longer are when they have been normalised.
+@pytest.mark.parametrize(
+    ("family", "raw"),
+    [("llava_next", {"image"}), ("internvl", {"image", "video"}), ("gemma3", {"image"}), ("idefics3", set())],
+)
+def test_pixels_may_be_normalised_on_the_device(family: str, raw: set[str], tmp_path: Path) -> None:
+    facts = VisionLanguageFacts.load(str(save_family(family, tmp_path / family)))
+    encoder = VisionEncoder(facts, dtype="float32", device="cpu")
+    check_pairs(encoder, raw=True)
+    assert encoder.together == TOGETHER[family]
+    assert encoder.raw == raw
+    items = [noise(seed, size) for seed, size in enumerate(SIZES)]
+    geometries = [geometry_of(facts, "image", item) for item in items]
+    staged = encoder.stage("image", items, geometries)
+    dtypes = {pixels.dtype for group in staged.groups for pixels in group.processed.pixels.values()}
+    assert (torch.uint8 in dtypes) == ("image" in raw)
+    found = encoder.compute(staged).wait({})
+    encoder.raw.clear()
+    for one, other in zip(found, encoder.encode("image", items, geometries, {}), strict=True):
+        for name, tensor in one.tensors.items():
+            assert torch.equal(tensor, other.tensors[name])
 
 
 def test_records_of_a_batch_are_those_of_items_alone(tmp_path: Path) -> None:
