@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from pipeline.errors import ConfigError
 from pipeline.media.budget import Budget, resolve_budget
 from pipeline.media.url_policy import SourcePolicy
+from pipeline.planning.windows import full_window_items
 from pipeline.schema import ImageRules
 
 Positive = Annotated[int, Field(gt=0)]
@@ -380,7 +381,10 @@ class Incremental(Section):
 
 
 class RayOptions(Section):
-    """Cluster use. `workers` fields are counts of actors or concurrent tasks; None is sized from the cluster."""
+    """Cluster use. `workers` fields are counts of actors or concurrent tasks; None is sized from the cluster.
+
+    `window_items` None: as many as fill batches (`Config.window_items`).
+    """
 
     address: str | None = None
     num_cpus: Positive | None = None
@@ -390,7 +394,7 @@ class RayOptions(Section):
     generate_workers: Positive | None = None
     pool_workers: Positive | None = None
     wait_seconds: Annotated[float, Field(ge=0)] = 300.0
-    window_items: Positive = 4096
+    window_items: Positive | None = None
     first_window_items: Positive = 512
     segment_windows: Positive = 64
 
@@ -493,6 +497,11 @@ class Config(Section):
             "sources": sources,
         }
         return self.model_copy(update=update)
+
+    @property
+    def window_items(self) -> int:
+        """Items of a window once they have reached their full size."""
+        return self.ray.window_items or full_window_items(self.encode.max_batch_items)
 
     def identity(self) -> dict[str, Any]:
         """The fields that determine the results; where they go, who computes them and how many at a time are not.

@@ -254,7 +254,7 @@ class _Driver:
         self.windows = plan_windows(
             current.manifest.num_items,
             first_items=config.ray.first_window_items,
-            full_items=config.ray.window_items,
+            full_items=config.window_items,
         )
 
     def answer(self) -> dict[str, Any]:

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 _Line = tuple[int, int, int]  # rows shorter than the bucket, tokens of the buckets before it, its first length's index
 
 
-def bucket_bounds(rows: Mapping[int, int], max_shapes: int) -> list[int]:
+def bucket_bounds(rows: Mapping[int, int], max_shapes: int, *, max_padding: float = 0.0) -> list[int]:
     """The longest length of each of at most `max_shapes` buckets, ascending; `rows` is length → how many rows have it.
 
-    No choice of so many bounds computes fewer tokens when each row is padded to the next bound; a bound that saves none
-    is not among them.
+    No choice of so many bounds computes fewer tokens when each row is padded to the next bound. They are as few as keep
+    padding within the share `max_padding` of what is computed, where so few do.
     """
     if not rows:
         return []
@@ -26,11 +26,9 @@ def bucket_bounds(rows: Mapping[int, int], max_shapes: int) -> list[int]:
     shorter = [0, *itertools.accumulate(rows[length] for length in lengths)]
     fewest = [length * below for length, below in zip(lengths, shorter[1:], strict=True)]
     firsts = [[0] * len(lengths)]
-    for _ in range(1, max_shapes):
-        more, first = _one_more(lengths, shorter, fewest)
-        if more[-1] >= fewest[-1]:
-            break
-        fewest = more
+    own = sum(length * count for length, count in rows.items())
+    while fewest[-1] - own > max_padding * fewest[-1] and len(firsts) < max_shapes:
+        fewest, first = _one_more(lengths, shorter, fewest)
         firsts.append(first)
     bounds, last = [], len(lengths) - 1
     for first in reversed(firsts):

@@ -20,9 +20,11 @@ from pipeline.planning.image_size import MaxPatches
 from pipeline.schema import Geometry, Modality
 
 MAX_FRAME_BYTES = 64 * 2**20  # of a batch: a worker holds a few, and the object store some for every worker
-# Of a padded tower's batches in a window. What is padded fell from 7 to 2 % up to 8 bounds and to 1 % at 16, of web
-# images for NaFlex with 256 patches.
-MAX_SHAPES = 16
+# Of a padded tower in a window. Web images at native sizes, 4,096 a window and 65,536 patches a batch (`scripts/bench/
+# padding`): 0.8 % padding and 96 % fill with 8, which 16 and 32 make 0.78 % at the least, in batches less full.
+MAX_SHAPES = 8
+# As few bounds as pad no more than this: before each a batch ends that is not full.
+_ENOUGH_PADDING = 0.02
 # A batch goes on across a bound as long as no more of it than this is padding.
 _MAX_PADDING_ACROSS = 0.05
 
@@ -182,7 +184,7 @@ def _fill_padded(items: Sequence[ShapedMedia], budget: BatchBudget) -> list[list
     for item in sorted(reversed(items), key=_length):
         waiting[item.geometry.grid[0]].append(item)
         rows[_length(item)] += item.geometry.grid[0]
-    bounds = bucket_bounds(rows, budget.max_shapes)
+    bounds = bucket_bounds(rows, budget.max_shapes, max_padding=_ENOUGH_PADDING)
     batches = []
     while waiting:
         count = max(waiting, key=lambda count: (_length(waiting[count][-1]), count))

@@ -16,6 +16,15 @@ class Window:
     stop: int
 
 
+def full_window_items(max_batch_items: int) -> int:
+    """Items of a window that batches of up to `max_batch_items` fill to 95 % or more.
+
+    The last batch of a window is half full in the mean: of W items in batches of B that is 1 / (1 + B / 2W), if the
+    rest are full, and what W = 10 * B is for. At least 4,096, for tokens fill most batches long before items do.
+    """
+    return max(4096, 10 * max_batch_items)
+
+
 def plan_windows(num_items: int, *, first_items: int, full_items: int) -> list[Window]:
     """All windows of a run: `first_items`, doubling up to `full_items`, so that the first accelerator starts early."""
     windows: list[Window] = []

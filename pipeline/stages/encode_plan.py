@@ -58,7 +58,7 @@ def max_carried_bytes(config: Config) -> int:
 
     What is above is read again; 4,096 objects of 128 KB each are not.
     """
-    return min(config.ray.window_items * config.decode.max_inline_bytes, _MAX_CARRIED_BYTES)
+    return min(config.window_items * config.decode.max_inline_bytes, _MAX_CARRIED_BYTES)
 
 
 def plan_name(window: int) -> str:

@@ -30,6 +30,21 @@ def test_bounds_cost_what_the_best_of_all_choices_costs(rows: dict[int, int], ma
     assert len(bounds) == min(len(choice) for choice, total in zip(choices, totals, strict=True) if total == best)
 
 
+@given(
+    st.dictionaries(st.integers(1, 40), st.integers(1, 20), min_size=1, max_size=8),
+    st.integers(1, 9),
+    st.floats(0.01, 0.5),
+)
+def test_bounds_are_as_few_as_keep_within_the_padding(rows: dict[int, int], max_shapes: int, share: float) -> None:
+    bounds = bucket_bounds(rows, max_shapes, max_padding=share)
+    own = sum(length * count for length, count in rows.items())
+    total = padded_total(rows, tuple(bounds))
+    assert len(bounds) == min(max_shapes, len(rows)) or total - own <= share * total
+    if len(bounds) > 1:
+        fewer = padded_total(rows, tuple(bucket_bounds(rows, len(bounds) - 1)))
+        assert fewer - own > share * fewer
+
+
 @pytest.mark.parametrize(
     ("rows", "max_shapes", "bounds"),
     [

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.planning.windows import num_fitting, plan_windows, segments
+from pipeline.planning.windows import full_window_items, num_fitting, plan_windows, segments
 
 
 @pytest.mark.parametrize(
@@ -20,6 +20,11 @@ def test_windows_ramp_up_and_cover_every_item(num_items: int, sizes: list[int]) 
 
 def test_a_first_window_larger_than_the_others_is_cut() -> None:
     assert [w.stop for w in plan_windows(25, first_items=99, full_items=10)] == [10, 20, 25]
+
+
+@pytest.mark.parametrize(("most", "items"), [(1, 4096), (256, 4096), (409, 4096), (410, 4100), (1024, 10_240)])
+def test_a_full_window_has_ten_batches_at_the_least(most: int, items: int) -> None:
+    assert full_window_items(most) == items
 
 
 def test_segments_are_runs_of_windows() -> None:

@@ -49,7 +49,7 @@ class Line:
             windows = plan_windows(
                 run.manifest.num_items,
                 first_items=config.ray.first_window_items,
-                full_items=config.ray.window_items,
+                full_items=config.window_items,
             )
             encoder, self.generator = EncodeBatches(self.context, device), RecordingGenerator(self.context, device)
             for window in windows:
