@@ -161,7 +161,7 @@ def _texts(texts: Mapping[str, Any] | None) -> list[Row]:
     if texts is None:
         return []
     rows = [
-        ("texts", f"{texts['texts']:,} in {texts['batches']:,} batches"),
+        ("texts", f"{texts['texts']:,} in {texts['batches']:,} runs of like length"),
         ("text tokens", f"{texts['tokens']:,}, padding {texts['padding_waste']:.1%}"),
         ("work", f"{_quantity(texts['flops'])}FLOPs"),
     ]
