@@ -114,7 +114,7 @@ def dry_run(config: Config, device: str, *, sample: int | None = None, told: Cal
             base_url=_base_url(config, checked, run),
         )
         windows = plan_windows(
-            staged.num_items, first_items=config.ray.first_window_items, full_items=config.ray.window_items
+            staged.num_items, first_items=config.ray.first_window_items, full_items=config.window_items
         )
         forecast = Forecast(num_items=staged.num_items, max_batch_tokens=context.batch_budget.max_tokens)
         planner = _DryPlanner(context, forecast, device)
