@@ -169,6 +169,7 @@ def test_videos_that_are_read_by_range_are_not_read_again(
     assert second.count("frames_reused") == 1
 
 
+@pytest.mark.slow
 def test_a_machine_that_has_none_brings_them(
     demo_media: Path, make_config: Callable[..., Config], write_manifest: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -183,7 +184,7 @@ def test_a_machine_that_has_none_brings_them(
     assert [path.name for path in local.rglob(shard)] == [shard]
 
 
-@pytest.mark.parametrize("damage", ["bytes", "file", "terms"])
+@pytest.mark.parametrize("damage", ["bytes", pytest.param("file", marks=pytest.mark.slow), "terms"])
 def test_what_cannot_be_read_is_decoded_again_and_counted(
     demo_media: Path,
     make_config: Callable[..., Config],
@@ -269,13 +270,11 @@ class PowerCutError(Exception):
     """Nothing runs from here on."""
 
 
-@pytest.mark.parametrize("moment", ["features", "outcome"])
 def test_frames_are_committed_before_the_receipt_and_may_be_written_twice(
     demo_media: Path,
     make_config: Callable[..., Config],
     write_manifest: Callable[..., Path],
     monkeypatch: pytest.MonkeyPatch,
-    moment: str,
 ) -> None:
     manifest = some_media(demo_media, write_manifest)
     config = make_config(manifest, run_id="cut", store=KEPT, encode={"max_batch_items": 1})
@@ -292,10 +291,7 @@ def test_frames_are_committed_before_the_receipt_and_may_be_written_twice(
 
     with monkeypatch.context() as patched:
         patched.setattr(line, "EncodeBatches", Noted)
-        if moment == "features":
-            patched.setattr(EncodeBatches, "_commit", cut)
-        else:
-            patched.setattr(encode, "write_outcome", cut)
+        patched.setattr(encode, "write_outcome", cut)
         with pytest.raises(PowerCutError):
             Line(config)
     [killed] = made
