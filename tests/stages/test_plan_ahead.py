@@ -146,7 +146,8 @@ def test_stages_let_go_of_what_they_have_read(
 def test_a_scratch_store_learns_no_sources_and_in_place_seals_nothing(
     demo_media: Path, make_config: Callable[..., Config], tmp_path: Path
 ) -> None:
-    config = make_config(demo_media / "manifest.jsonl", store={"retention": "segment", "shard_bytes": 200_000})
+    store = {"retention": "segment", "shard_bytes": 200_000}
+    config = make_config(demo_media / "manifest.jsonl", store=store, encode={"max_batch_items": 4})
     with started(config) as (context, window):
         context = replace(context, in_place=True)
         encode_batches(context, window)
