@@ -30,6 +30,8 @@ COUNTS = (
     "prompt_tokens",
     "prompt_padded_tokens",
     "generated_tokens",
+    "decode_slots",
+    "idle_decode_slots",
     "pages_decoded",
     "texts_embedded",
     "pairs_scored",
@@ -37,6 +39,7 @@ COUNTS = (
     "text_tokens",
     "text_padded_tokens",
     "items_carried",
+    "oom_splits",
 )
 SANDBOX_COUNT = "sandbox:"  # begins the names of counts: media that a decoder had, by what kept it in
 SECONDS = ("encode_pass", "generate_pass", "pool_pass", "total", "ray_startup")

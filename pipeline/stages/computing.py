@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Executor, Future
+from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
 
 import pyarrow as pa
@@ -46,6 +49,59 @@ def in_halves(
     torch.cuda.empty_cache()
     half = len(items) // 2
     return in_halves(work, items[:half], splits) + in_halves(work, items[half:], splits)
+
+
+class Room:
+    """How large a batch fits on the device, learnt from those that did not; sizes are in whatever unit the caller has.
+
+    A batch not smaller than one that had no room is cut beforehand, into runs no larger than the largest that had. One
+    between the two is tried.
+    """
+
+    def __init__(self) -> None:
+        self._fitted = 0
+        self._too_large = math.inf
+
+    def runs(self, sizes: Sequence[int]) -> list[slice]:
+        """Neighbours to be worked on together."""
+        if sum(sizes) < self._too_large:
+            return [slice(0, len(sizes))]
+        runs: list[slice] = []
+        start, held = 0, 0
+        for index, size in enumerate(sizes):
+            if index > start and held + size > self._fitted:
+                runs.append(slice(start, index))
+                start, held = index, 0
+            held += size
+        return [*runs, slice(start, len(sizes))]
+
+    @contextmanager
+    def trying(self, size: int) -> Iterator[None]:
+        """Around the work on a batch of that size: remembers whether there was room for it."""
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            self._too_large = min(self._too_large, size)
+            if self._fitted >= size:
+                self._fitted = size // 2
+            raise
+        if size < self._too_large:
+            self._fitted = max(self._fitted, size)
+
+
+def one_ahead(work: Callable[[Item], Result], inputs: Iterable[Item], executor: Executor | None) -> Iterator[Result]:
+    """`work` of each input, in order; with an executor that of the next is done while the caller uses the last."""
+    if executor is None:
+        yield from map(work, inputs)
+        return
+    waiting: Future[Result] | None = None
+    for each in inputs:
+        following = executor.submit(work, each)
+        if waiting is not None:
+            yield waiting.result()
+        waiting = following
+    if waiting is not None:
+        yield waiting.result()
 
 
 class TextBatches(ABC):
