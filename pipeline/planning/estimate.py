@@ -12,6 +12,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from pipeline.language.kv_cache import KvCache
+
 # Stages of an item's time that a second question does without, by the names that timings have. Where features are in
 # the store, what made them of frames; where decoded frames or features stand for the media, what made those of files.
 ENCODING_STAGES = frozenset({"frame_transfer", "encoder_queue", "mm_processor", "vision_encode", "commit"})
@@ -126,9 +128,7 @@ def encode_work(batches: Sequence[tuple[int, Sequence[EncodedMedia]]], network: 
     return total
 
 
-def prompt_work(
-    batches: Sequence[Sequence[int]], network: Network, *, max_new_tokens: int, kv_bytes_per_token: int
-) -> Work:
+def prompt_work(batches: Sequence[Sequence[int]], network: Network, *, max_new_tokens: int, kv_cache: KvCache) -> Work:
     """Of batches of prompts, given by their lengths. Answers are counted as long as they may become."""
     total = Work()
     for lengths in batches:
@@ -139,7 +139,7 @@ def prompt_work(
             prompt_tokens=sum(lengths),
             prompt_padded_tokens=sum(longest - length for length in lengths),
             most_answer_tokens=len(lengths) * max_new_tokens,
-            kv_bytes=len(lengths) * (longest + max_new_tokens) * kv_bytes_per_token,
+            kv_bytes=len(lengths) * kv_cache.most_bytes(longest, max_new_tokens),
             prefill_flops=len(lengths) * network.forward_flops(longest, causal=True),
             answer_flops=len(lengths) * network.answer_flops(longest, max_new_tokens),
         )

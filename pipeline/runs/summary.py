@@ -30,6 +30,8 @@ COUNTS = (
     "prompt_tokens",
     "prompt_padded_tokens",
     "generated_tokens",
+    "decode_slots",
+    "idle_decode_slots",
     "pages_decoded",
     "texts_embedded",
     "pairs_scored",

@@ -12,6 +12,7 @@ from typing import Any
 
 from pipeline.config import Config
 from pipeline.language.batching import TEXT_BATCH_TOKENS, plan_text_batches
+from pipeline.language.kv_cache import KvCache
 from pipeline.planning.estimate import Work
 from pipeline.planning.windows import Window, plan_windows
 from pipeline.pooling.rank import plan_pairs
@@ -59,7 +60,7 @@ class Forecast:
     other_shapes: int = 0
     prompt_lengths: Counter[int] = field(default_factory=Counter)
     longest_prompt: int = 0
-    kv_bytes_per_token: int = 0
+    kv_cache: KvCache = KvCache(0)
     pages: int = 0
     pages_read: int = 0
     work: Work = field(default_factory=Work)
@@ -174,7 +175,7 @@ class _DryPlanner:
         asks = context.config.job == "caption_videos" or context.embeds_prompts
         self.prompts = RequestPrompts(context) if asks else None
         if self.prompts is not None:
-            forecast.kv_bytes_per_token = context.facts.kv_bytes_per_token(context.config.generate.dtype)
+            forecast.kv_cache = context.facts.kv_cache(context.config.generate.dtype)
 
     def plan(self, window: Window) -> None:
         """Add a window to the forecast."""

@@ -8,7 +8,6 @@ from typing import Any
 
 from pipeline.models.prompt_embedder import PromptEmbedder, prompt_contract
 from pipeline.schema import Receipt
-from pipeline.stages.computing import in_halves
 from pipeline.stages.context import StageContext
 from pipeline.stages.generate import Fetched, PromptBatches
 from pipeline.stages.outcomes import PROMPT_VECTOR_OUTCOME, count_codes, write_outcome
@@ -28,7 +27,8 @@ class EmbedPrompts(PromptBatches):
         queued = time.time() - batch["prompted_at"]
         seconds = {"feature_transfer": fetched.seconds}
         ready = fetched.ready
-        vectors = in_halves(lambda items: list(self.model.embed(items, seconds)), list(ready.values())) if ready else []
+        spent: dict[str, int] = {}
+        vectors = self._in_room(lambda items: list(self.model.embed(items, seconds)), list(ready.values()), spent)
         lengths = [len(item.input_ids) for item in ready.values()]
         times = {
             "llm_queue_ms": 1e3 * queued,
@@ -48,6 +48,7 @@ class EmbedPrompts(PromptBatches):
                 "prompts_embedded": len(ready),
                 "prompt_tokens": sum(lengths),
                 "prompt_padded_tokens": sum(max(lengths) - length for length in lengths) if lengths else 0,
+                **spent,
             },
             seconds=seconds,
             quarantine=count_codes(row.get("code") for row in rows),

@@ -47,11 +47,11 @@ def planned_encode_work(context: StageContext, batches: Sequence[PlannedBatch], 
 def planned_prompt_work(context: StageContext, lengths: Sequence[int], media: Sequence[PlannedMedia]) -> Work:
     """Of a window's prompts, by their lengths, and the `media` that they show, whose features are read."""
     generate = context.config.generate
-    kv_bytes = context.facts.kv_bytes_per_token(generate.dtype)
+    kv_cache = context.facts.kv_cache(generate.dtype)
     batches = plan_language_batches(
         lengths,
         max_new_tokens=generate.max_new_tokens,
-        kv_bytes_per_token=kv_bytes,
+        kv_bytes_per_token=kv_cache,
         max_batch_bytes=generate.max_batch_bytes,
         max_batch_items=generate.max_batch_items,
     )
@@ -59,7 +59,7 @@ def planned_prompt_work(context: StageContext, lengths: Sequence[int], media: Se
         [[lengths[position] for position in batch] for batch in batches],
         context.checked.network("language"),
         max_new_tokens=0 if context.embeds_prompts else generate.max_new_tokens,
-        kv_bytes_per_token=kv_bytes,
+        kv_cache=kv_cache,
     )
     return work + Work(feature_bytes_read=sum(expected_record_bytes(context, item) for item in media))
 

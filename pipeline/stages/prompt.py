@@ -147,7 +147,7 @@ class PlanPromptWindow:
         batches = plan_language_batches(
             [len(items[index]["input_ids"]) for index in order],
             max_new_tokens=generate.max_new_tokens,
-            kv_bytes_per_token=self.context.facts.kv_bytes_per_token(generate.dtype),
+            kv_bytes_per_token=self.context.facts.kv_cache(generate.dtype),
             max_batch_bytes=generate.max_batch_bytes,
             max_batch_items=generate.max_batch_items,
         )

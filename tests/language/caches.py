@@ -20,10 +20,14 @@ BASE: dict[str, Any] = {
     "bos_token_id": 2,
     "eos_token_id": 1,
 }
-MIXED = {"head_dim": 16, "sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"] * 2}
-PER_LAYER = {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8}
-MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
-DELTA_NET = {
+MIXED: dict[str, Any] = {
+    "head_dim": 16,
+    "sliding_window": WINDOW,
+    "layer_types": ["sliding_attention", "full_attention"] * 2,
+}
+PER_LAYER: dict[str, Any] = {"vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8}
+MIXTURE: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 16}
+DELTA_NET: dict[str, Any] = {
     "head_dim": 16,
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,

@@ -104,12 +104,18 @@ def test_weights_digest_is_of_the_numbers(facts: VisionLanguageFacts) -> None:
     assert first.weights_digest() != digest
 
 
-def prompted(facts: VisionLanguageFacts, encoder: VisionEncoder, scene: int, seed: int = 0) -> PromptedItem:
+def prompted(
+    facts: VisionLanguageFacts,
+    encoder: VisionEncoder,
+    scene: int,
+    seed: int = 0,
+    question: str = "Which shape is it?",
+) -> PromptedItem:
     frames, geometry = frames_of(facts, "image", scene)
     [item] = encoder.encode("image", [frames], [geometry], {})
     tokenizer = facts.processor.tokenizer
     head = tokenizer("<|im_start|>user\n<|vision_start|>")["input_ids"]
-    tail = tokenizer("<|vision_end|>Which shape is it?<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
+    tail = tokenizer(f"<|vision_end|>{question}<|im_end|>\n<|im_start|>assistant\n")["input_ids"]
     pads = list(facts.media_token_ids[:1]) * item.placeholder.num_tokens
     return PromptedItem(input_ids=[*head, *pads, *tail], media=(item.record({"content": "x"}),), seed=seed)
 
@@ -123,6 +129,21 @@ def test_samples_do_not_depend_on_the_batch(facts: VisionLanguageFacts, encoder:
     assert [a.token_ids for a in together] == [a.token_ids for a in alone]
     other = model.generate([prompted(facts, encoder, 0, seed=99)], options, {})[0]
     assert other.token_ids != alone[0].token_ids
+
+
+def test_rows_that_have_their_answer_cost_nothing_more(facts: VisionLanguageFacts, encoder: VisionEncoder) -> None:
+    model = LanguageModel(facts, dtype="float32", device="cpu")
+    options = GenerationOptions(max_new_tokens=24)
+    items = [prompted(facts, encoder, scene) for scene in range(4)]
+    items += [prompted(facts, encoder, scene, question="Describe what you see.") for scene in range(4)]
+    words = facts.processor.tokenizer("<|im_start|>user\nWhich shape is it?<|im_end|>\n<|im_start|>assistant\n")
+    items.append(PromptedItem(input_ids=words["input_ids"], media=(), seed=0))
+    counts = {"decode_slots": 1000}
+    together = model.generate(items, options, {}, counts)
+    assert [a.token_ids for a in together] == [model.generate([item], options, {})[0].token_ids for item in items]
+    lengths = [len(answer.token_ids) for answer in together]
+    assert len(set(lengths)) > 1
+    assert counts == {"decode_slots": 1000 + sum(lengths) - len(lengths), "idle_decode_slots": 0}
 
 
 def test_limits_and_stops_name_why_an_answer_ended(facts: VisionLanguageFacts, encoder: VisionEncoder) -> None:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from pipeline.language.kv_cache import KvCache
 from pipeline.planning.estimate import (
     EncodedMedia,
     Network,
@@ -59,7 +60,7 @@ def test_work_of_encoder_batches() -> None:
 
 
 def test_work_of_prompts() -> None:
-    found = prompt_work([[10, 7], [3]], TOWER, max_new_tokens=4, kv_bytes_per_token=100)
+    found = prompt_work([[10, 7], [3]], TOWER, max_new_tokens=4, kv_cache=KvCache(100))
     prefill = 2 * (2_000 * 10 + 32 * 100) + (2_000 * 3 + 32 * 9)
     answers = 2 * (2_000 * 4 + 64 * (11 + 12 + 13 + 14)) + (2_000 * 4 + 64 * (4 + 5 + 6 + 7))
     assert found == Work(
@@ -76,7 +77,7 @@ def test_work_of_prompts() -> None:
 
 def test_key_values_of_the_worked_example() -> None:
     # 32 layers, 8 heads, 128 dimensions, 2 bytes: 2 * 32 * 8 * 128 * 2 = 131,072 bytes a token; of 576 tokens 72 MiB
-    assert prompt_work([[576]], TOWER, max_new_tokens=0, kv_bytes_per_token=131_072).kv_bytes == 72 * 2**20
+    assert prompt_work([[576]], TOWER, max_new_tokens=0, kv_cache=KvCache(131_072)).kv_bytes == 72 * 2**20
 
 
 def test_work_of_texts() -> None:

@@ -24,7 +24,7 @@ Start = Callable[..., Driver]
 SAME_COUNTS = (
     *("items_in", "items_written", "items_reused", "items_quarantined", "items_skipped", "quarantine"),
     *("media_in", "encodes", "features_reused", "images_decoded", "frames_decoded", "computed_tokens"),
-    *("prompt_tokens", "prompt_padded_tokens", "generated_tokens"),
+    *("prompt_tokens", "prompt_padded_tokens", "generated_tokens", "decode_slots", "idle_decode_slots"),
 )
 
 

@@ -31,8 +31,10 @@ class RecordingGenerator(GenerateBatches):
         super().__init__(context, device)
         self.token_ids: dict[int, tuple[int, ...]] = {}
 
-    def _answers(self, ready: dict[int, PromptedItem], seconds: dict[str, float]) -> list[GeneratedText]:
-        answers = super()._answers(ready, seconds)
+    def _answers(
+        self, ready: dict[int, PromptedItem], seconds: dict[str, float], counts: dict[str, int]
+    ) -> list[GeneratedText]:
+        answers = super()._answers(ready, seconds, counts)
         self.token_ids.update(zip(ready, (answer.token_ids for answer in answers), strict=True))
         return answers
 

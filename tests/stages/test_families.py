@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from pipeline.config import Config
+from pipeline.runs.receipts import sum_receipts
 from tests.models.families import FAMILIES, save_family
 from tests.stages.line import Line
 from tests.stages.test_equality import as_manifest, listed_files, media_of
@@ -60,3 +61,6 @@ def test_ids_equal_generate_from_pixels(
     expected = reference_ids(checkpoint, requests)
     assert len(set(expected)) > len(requests) // 2  # random weights that answered all alike would prove nothing
     assert line.token_ids == expected
+    # The first token of an answer comes of its prompt, each other of one step; none is computed after the answer's end.
+    counts = sum_receipts(line.receipts).counts
+    assert counts["decode_slots"] == sum(len(ids) - 1 for ids in expected) and counts["idle_decode_slots"] == 0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.config import parse_config
+from pipeline.language.kv_cache import KvCache
 from pipeline.planning.calibration import Prices
 from pipeline.planning.estimate import Work
 from pipeline.stages.dry_run import Forecast
@@ -55,7 +56,7 @@ def told(prices: Prices, rates: Any = RATES) -> dict[str, Any]:
         examples={"corrupt": ["a: it is"]},
         prompt_lengths=Counter({64: 20}),
         longest_prompt=50,
-        kv_bytes_per_token=6,
+        kv_cache=KvCache(6),
         work=WORK,
     )
     return told_plan(config, forecast, rates, prices, [2])
