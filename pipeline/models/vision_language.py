@@ -287,10 +287,6 @@ class VisionLanguageFacts:
         """What the language model keeps of a request."""
         return read_kv_cache(self.config, dtype)
 
-    def kv_bytes_per_token(self, dtype: str) -> int:
-        """Key-value cache bytes of one token that is within every layer's window."""
-        return self.kv_cache(dtype).token_bytes
-
 
 def _counts(rule: OwnSizeRule, num_frames: int, height: int, width: int) -> tuple[Grid, int]:
     if isinstance(rule, FramePatchRule):

@@ -60,7 +60,7 @@ class Forecast:
     other_shapes: int = 0
     prompt_lengths: Counter[int] = field(default_factory=Counter)
     longest_prompt: int = 0
-    kv_cache: KvCache = KvCache(0)
+    kv_cache: KvCache = field(default_factory=lambda: KvCache(0))
     pages: int = 0
     pages_read: int = 0
     work: Work = field(default_factory=Work)

@@ -65,5 +65,5 @@ def test_key_value_bytes_by_the_formula() -> None:
     facts = VisionLanguageFacts.load("demo:captioner")
     text = facts.config.text_config
     per_layer = 2 * text.num_key_value_heads * text.head_dim * 4
-    assert facts.kv_bytes_per_token("float32") == text.num_hidden_layers * per_layer
-    assert facts.kv_bytes_per_token("bfloat16") * 2 == facts.kv_bytes_per_token("float32")
+    assert facts.kv_cache("float32").token_bytes == text.num_hidden_layers * per_layer
+    assert facts.kv_cache("bfloat16").token_bytes * 2 == facts.kv_cache("float32").token_bytes

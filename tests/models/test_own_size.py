@@ -123,7 +123,7 @@ def test_the_worked_number_72_mib_of_keys_and_values() -> None:
     # 2 x 32 layers x 8 heads x 128 x 2 bytes a token, 576 of them
     text = transformers.LlamaConfig(num_hidden_layers=32, num_key_value_heads=8, num_attention_heads=32, head_dim=128)
     facts = VisionLanguageFacts(model="x", processor=None, config=transformers.LlavaConfig(text_config=text))
-    assert 576 * facts.kv_bytes_per_token("float16") == 72 * 2**20
+    assert 576 * facts.kv_cache("float16").token_bytes == 72 * 2**20
 
 
 @pytest.mark.parametrize("num_query_tokens", [32])
