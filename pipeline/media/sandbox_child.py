@@ -77,7 +77,7 @@ def _file(parent: socket.socket, source: int, at: int, item: dict[str, Any]) -> 
     """An item's bytes; of many, that are handed over alone, the file that they are; or what the parent has open."""
     num_bytes = item["num_bytes"]
     if item["by_range"]:
-        return io.BufferedReader(ParentFile(parent, source, num_bytes))
+        return io.BufferedReader(ParentFile(parent, source, num_bytes, item["ahead_bytes"]))
     if num_bytes <= channel.WHOLE_BYTES:
         return io.BytesIO(os.pread(source, num_bytes, at))
     os.lseek(source, 0, os.SEEK_SET)
@@ -85,10 +85,12 @@ def _file(parent: socket.socket, source: int, at: int, item: dict[str, Any]) -> 
 
 
 class ParentFile(io.RawIOBase):
-    """A file that the parent has open: it puts what is asked for at the start of the file that both have."""
+    """A file that the parent has open: the first bytes are in the file that both have, and it puts there, behind them,
+    what is asked for."""
 
-    def __init__(self, parent: socket.socket, source: int, num_bytes: int) -> None:
+    def __init__(self, parent: socket.socket, source: int, num_bytes: int, ahead_bytes: int) -> None:
         self._parent, self._source, self._num_bytes, self._at = parent, source, num_bytes, 0
+        self._ahead_bytes = ahead_bytes
 
     def readable(self) -> bool:
         return True
@@ -104,9 +106,12 @@ class ParentFile(io.RawIOBase):
         wanted = min(len(target), self._num_bytes - self._at, channel.READ_BYTES)
         if wanted <= 0:
             return 0
-        channel.send(self._parent, {"read": [self._at, wanted]})
-        got = int(channel.receive(self._parent)["read"])
-        target[:got] = os.pread(self._source, got, 0)
+        if self._at < self._ahead_bytes:
+            got, start = min(wanted, self._ahead_bytes - self._at), self._at
+        else:
+            channel.send(self._parent, {"read": [self._at, wanted]})
+            got, start = int(channel.receive(self._parent)["read"]), self._ahead_bytes
+        target[:got] = os.pread(self._source, got, start)
         self._at += got
         return got
 

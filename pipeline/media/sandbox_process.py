@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import io
 import math
 import mmap
 import os
@@ -44,6 +45,8 @@ _OUTPUT_STEP = 2**20
 _UNHEARD_TIMES = 2_000
 _MOST_RINGS = 64
 _GRACE_SECONDS = 0.1  # to read what has been said when an item's time is over
+# Where most headers end. To ask for it takes a JPEG's 0.25 ms instead of 0.18, a PDF's of twenty pages 0.48 for 0.26.
+_AHEAD_BYTES = 64 * 2**10
 _READ_ROOM_BYTES = 512 * 2**20
 # A header is read in pieces, some of them again; recordings that say no duration are read to their end.
 _MOST_READ = 4
@@ -122,13 +125,23 @@ class Child:
 
     def probe(self, file: BinaryIO, request: dict[str, Any], item_seconds: float) -> Probe | ItemError:
         """Raises `ChildLost`, and what reading `file` raises."""
-        asked = {"probe": request, "num_bytes": request["num_bytes"], "by_range": True}
+        asked = {"probe": request, **self._within_reach(file, request["num_bytes"])}
         return self._read(asked, "probe", file, item_seconds, lambda facts: answers.checked_probe(facts, request))
 
     def page_count(self, file: BinaryIO, num_bytes: int, name: str, item_seconds: float) -> int | ItemError:
         """As `probe`."""
-        asked = {"page_count": name, "num_bytes": num_bytes, "by_range": True}
+        asked = {"page_count": name, **self._within_reach(file, num_bytes)}
         return self._read(asked, "probe", file, item_seconds, answers.checked_count)
+
+    def _within_reach(self, file: BinaryIO, num_bytes: int) -> dict[str, Any]:
+        """The child asks for what it reads, but for the beginning of what is in memory here."""
+        ahead = b""
+        if type(file) is io.BytesIO:
+            file.seek(0)
+            ahead = file.read(_AHEAD_BYTES)
+            with self._losses(0.0):
+                self._hand_over([ahead])
+        return {"num_bytes": num_bytes, "by_range": True, "ahead_bytes": len(ahead)}
 
     def page_text(self, data: bytes, page: int, item_seconds: float) -> str | ItemError:
         """Raises `ChildLost`."""
@@ -150,16 +163,16 @@ class Child:
         with self._losses(item_seconds):
             self._limit(_READ_ROOM_BYTES, item_seconds)
             self._request(asked, 1, deadline)
-            match self._reply(deadline, file, asked["num_bytes"]):
+            match self._reply(deadline, file, asked["num_bytes"], asked.get("ahead_bytes", 0)):
                 case {"found": found}:
                     return checked(found)
                 case reply:
                     return self._failed(stage, reply)
 
-    def _reply(self, deadline: float, file: BinaryIO | None, num_bytes: int) -> dict[str, Any]:
+    def _reply(self, deadline: float, file: BinaryIO | None, num_bytes: int, ahead_bytes: int = 0) -> dict[str, Any]:
         """What the child says in the end; until then it is given what it asks for of `file`, if there is one.
 
-        What storage takes is not the child's time.
+        That is put behind the `ahead_bytes` that it has. What storage takes is not the child's time.
         """
         left_bytes = 0 if file is None else _MOST_READ * num_bytes + _MORE_READ_BYTES
         while True:
@@ -169,7 +182,7 @@ class Child:
                     started = time.monotonic()
                     data = _read(file, at, size)
                     deadline += time.monotonic() - started
-                    os.pwrite(self._source, data, 0)
+                    os.pwrite(self._source, data, ahead_bytes)
                     channel.send(self._socket, {"read": len(data)}, deadline=deadline)
                 case reply:
                     return reply
@@ -358,6 +371,7 @@ def _described(item: Undecoded) -> dict[str, Any]:
     return {
         "num_bytes": len(item.data) if item.file is None else item.probe.num_bytes,
         "by_range": item.file is not None,
+        "ahead_bytes": 0,
         "probe": {name: getattr(item.probe, name) for name in item.probe.__slots__},
         "plan": item.plan.pts_seconds,
         "size": item.size,

@@ -63,9 +63,10 @@ def request(data: bytes, **changes: Any) -> dict[str, Any]:
     return {"num_bytes": len(data), "declared": None, "name": "item", "page": None, **changes}
 
 
-def outcome(probe: Any, data: bytes, **changes: Any) -> Probe | tuple[str, str, str]:
+def outcome(probe: Any, data: bytes | io.BytesIO, **changes: Any) -> Probe | tuple[str, str, str]:
+    file = data if isinstance(data, io.BytesIO) else io.BytesIO(data)
     try:
-        found: Probe = probe(io.BytesIO(data), **request(data, **changes))
+        found: Probe = probe(file, **request(file.getvalue(), **changes))
     except ItemError as error:
         return error.stage, error.code, re.sub("<_io.*>", "<the file>", error.message)
     return found
@@ -83,6 +84,7 @@ FILES = {
     "webm": make_video(Recipe(container="webm", library="libvpx-vp9", options={"cpu-used": "8"})),
     "mpegts": make_video(Recipe(container="mpegts")),
     "sound": make_audio("mp4", "aac"),
+    "mp4-of-200-KB": MP4[:32] + (200_000).to_bytes(4, "big") + b"free" + bytes(199_992) + MP4[32:],
     "text": b"Dear photographer" * 100,
     "head-only": JPEG[:20],
     "headless": MP4[: len(MP4) // 2],
@@ -93,7 +95,9 @@ FILES = {
 
 @pytest.mark.parametrize("name", FILES)
 def test_facts_and_failures_are_those_of_this_process(shared: Sandbox, name: str) -> None:
-    assert outcome(shared.probe, FILES[name]) == outcome(probe_media, FILES[name])
+    expected = outcome(probe_media, FILES[name])
+    assert outcome(shared.probe, FILES[name]) == expected  # the beginning handed over
+    assert outcome(shared.probe, Storage(FILES[name])) == expected  # all asked for
 
 
 @pytest.mark.parametrize("data", [PDF, PDF[: len(PDF) // 2], PDF.replace(b"/Pages 2 0 R", b"/Pages 9 9 R")])
@@ -161,7 +165,7 @@ def test_a_header_that_breaks_its_reader_costs_its_item(hostile: Sandbox, what: 
 
 def test_reading_for_ever_ends(monkeypatch: pytest.MonkeyPatch, shared: Sandbox) -> None:
     monkeypatch.setattr("pipeline.media.sandbox_process._MORE_READ_BYTES", 2**20)
-    found = outcome(shared.probe, order("probe_for_ever"))
+    found = outcome(shared.probe, Storage(order("probe_for_ever")))
     assert found == ("probe", "crashed", "item: the decoder's answer makes no sense: ['read']")
 
 
