@@ -19,6 +19,7 @@ from pipeline.config import Config, parse_config
 from pipeline.errors import ConfigError
 from pipeline.models.location import resolve_model
 from pipeline.search import find_run, search
+from tests.foretold import run_as_foretold
 from tests.without_ray import run_without_ray
 
 MODEL = "demo:captioner"
@@ -87,7 +88,7 @@ def test_vectors_equal_the_whole_model_on_pixels(tmp_path: Path, images: list[st
     rows: list[dict[str, Any]] = [{"id": n, "images": p, "text": t} for n, (p, t) in items.items()]
     rows += [{"id": "nothing"}, {"id": "gone", "image": "/nowhere.png"}]
     config = configured(tmp_path, rows)
-    summary = flow.run(config)
+    summary = run_as_foretold(config)
     found = {row["id"]: row for row in rows_of(config, summary)}
     for name, (paths, text) in items.items():
         expected = whole(paths, text)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -161,3 +163,21 @@ def test_a_sample_stands_for_all(demo_media: Path, make_config: Callable[..., Co
     assert (whole.windows, whole.planned_items, whole.scale) == (5, 20, 1.0)
     assert (half.windows, half.planned_items, half.num_items) == (3, 12, 20)
     assert half.scale == pytest.approx(20 / 12)
+
+
+@pytest.mark.slow
+def test_the_command_that_calibrates(tmp_path: Path) -> None:
+    settings = [*own("caption", tmp_path), "generate.max_new_tokens=2", "ray.num_cpus=1", *FEWER]
+    sets = [word for setting in settings for word in ("--set", setting)]
+    command = [sys.executable, "-c", "from jobs.cli import main; main()"]
+    ran = subprocess.run(
+        [*command, "calibrate", str(CONFIGS / "demo_caption.yaml"), *sets, "--output", str(tmp_path / "rates.json")],
+        capture_output=True,
+        text=True,
+        timeout=250,
+    )
+    assert ran.returncode == 0, ran.stderr
+    rates = json.loads((tmp_path / "rates.json").read_text())
+    # A copy in memory, with what Ray adds: between a tenth of a GB and a hundred GB a second on any machine.
+    assert 1e8 < rates["transfer_bytes_per_second"] < 1e11
+    assert not [path for path in (tmp_path / "store").iterdir() if path.name.startswith("calibrat")]

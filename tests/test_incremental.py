@@ -13,11 +13,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline import flow
 from pipeline.config import parse_config
 from pipeline.errors import ConfigError
 from pipeline.sinks.contract import Collection, Filter
 from pipeline.sinks.registry import open_sink
+from tests.foretold import run_as_foretold
 from tests.models.dual_folders import FAMILIES, WORDS, save_dual
 from tests.models.text_folders import save_sentence_folder
 from tests.without_ray import run_without_ray
@@ -40,7 +40,7 @@ def run(folder: Path, rows: list[dict[str, Any]], model: Path, run_id: str | Non
         "store": {"path": str(folder / "store")},
         "ray": {"first_window_items": 16, "window_items": 16},
     }
-    return flow.run(parse_config({**raw, **changes}))
+    return run_as_foretold(parse_config({**raw, **changes}))
 
 
 def assert_same_parts(folder: Path, one: str, other: str) -> None:

@@ -14,9 +14,9 @@ import pytest
 import transformers as hf
 from sentence_transformers import CrossEncoder
 
-from pipeline import flow
 from pipeline.config import parse_config
 from pipeline.errors import ConfigError
+from tests.foretold import run_as_foretold
 from tests.models.text_folders import bert, save_plain
 from tests.without_ray import run_without_ray
 
@@ -37,7 +37,7 @@ def rank(folder: Path, rows: list[dict[str, Any]], model: Path, **changes: Any) 
         "text": {"max_batch_items": 7, "max_batch_tokens": 300},
         "ray": {"first_window_items": 4, "window_items": 4},
     }
-    summary = flow.run(parse_config({**raw, **changes}))
+    summary = run_as_foretold(parse_config({**raw, **changes}))
     paths = sorted((folder / "output" / summary["run_id"]).glob("part-*.parquet"))
     return summary, pa.concat_tables(pq.read_table(path) for path in paths)
 

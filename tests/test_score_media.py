@@ -19,6 +19,7 @@ from pipeline.errors import ConfigError
 from pipeline.media.decode import decode_media
 from pipeline.media.probe import probe_media
 from pipeline.media.sampling import sample_plan
+from tests.foretold import run_as_foretold
 from tests.media.pdf_files import Page, make_pdf
 from tests.models.classifier_folders import CLASSIFIERS, save_classifier, vit
 from tests.without_ray import run_without_ray
@@ -102,7 +103,9 @@ def test_scores_of_images_are_those_of_transformers_pipeline(
 ) -> None:
     model = save_classifier(tmp_path / "model", *CLASSIFIERS[family](**options))
     rows, theirs = images_of(drawn(demo_media)), Theirs(model)
-    summary, table = run(tmp_path, rows, model)
+    config = configured(tmp_path, rows, model)
+    summary = run_as_foretold(config)
+    table = parts(config, summary)
     assert table["id"].to_pylist() == [row["id"] for row in rows]
     for row, found in zip(rows, table.to_pylist(), strict=True):
         expected = theirs.scores(row["media"][0])

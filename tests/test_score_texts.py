@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 import transformers as hf
 
 from pipeline import flow
-from pipeline.config import parse_config
+from pipeline.config import Config, parse_config
+from tests.foretold import run_as_foretold
 from tests.models.text_folders import TEXTS, bert, byte_pairs, change_json, qwen2, save_plain
 from tests.without_ray import run_without_ray
 
@@ -29,7 +31,9 @@ def no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     run_without_ray(monkeypatch)
 
 
-def score(folder: Path, rows: list[dict[str, Any]], model: Path, **changes: Any) -> tuple[dict[str, Any], pa.Table]:
+def score(
+    folder: Path, rows: list[dict[str, Any]], model: Path, run: Callable[[Config], Any] = flow.run, **changes: Any
+) -> tuple[dict[str, Any], pa.Table]:
     manifest = folder / "manifest.jsonl"
     manifest.write_text("".join(json.dumps(row) + "\n" for row in rows))
     raw: dict[str, Any] = {
@@ -41,7 +45,7 @@ def score(folder: Path, rows: list[dict[str, Any]], model: Path, **changes: Any)
         "text": {"max_batch_items": 3, "max_batch_tokens": 100},
         "ray": {"first_window_items": 4, "window_items": 4},
     }
-    summary = flow.run(parse_config({**raw, **changes}))
+    summary = run(parse_config({**raw, **changes}))
     paths = sorted((folder / "output" / summary["run_id"]).glob("part-*.parquet"))
     return summary, pa.concat_tables(pq.read_table(path) for path in paths)
 
@@ -61,7 +65,7 @@ def test_a_classifiers_scores_are_those_of_transformers_pipeline(
     model = save_plain(
         tmp_path / "model", *bert(hf.BertForSequenceClassification, num_labels=num_labels, id2label=names, **options)
     )
-    summary, table = score(tmp_path, texts(), model)
+    summary, table = score(tmp_path, texts(), model, run_as_foretold)
     theirs = hf.pipeline("text-classification", model=str(model), device="cpu", top_k=None, truncation=True)
     for row, found in zip(table.to_pylist(), theirs(list(TEXTS)), strict=True):
         expected = {each["label"]: each["score"] for each in found}

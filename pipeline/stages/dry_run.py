@@ -23,7 +23,7 @@ from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_plan import WindowPlan, dry_plan
 from pipeline.stages.forecast import forecast_work, planned_prompt_work, planned_text_work
-from pipeline.stages.identity import CheckedModel
+from pipeline.stages.identity import CheckedModel, request_source
 from pipeline.stages.known_check import known_check
 from pipeline.stages.rank_plan import PlanPairsWindow
 from pipeline.stages.request_prompts import RequestPrompts
@@ -217,7 +217,10 @@ class _DryPlanner:
     ) -> None:
         forecast = self.forecast
         media = [] if plan is None else plan.media
-        lengths, failures = prompts.planned_lengths(requests, media)
+        own = {r.item_index: (r.tenant, r.id, request_source(r, ())) for r in requests if not r.media}
+        carried = self.context.unchanged(own)
+        forecast.carried += len(carried)
+        lengths, failures = prompts.planned_lengths([r for r in requests if r.item_index not in carried], media)
         forecast.fail(failures, ids)
         forecast.work += planned_prompt_work(self.context, list(lengths.values()), media)
         forecast.prompt_lengths.update(1 << (length - 1).bit_length() for length in lengths.values())
@@ -228,6 +231,7 @@ class _DryPlanner:
         read = _evenly(requests, _PAGES_READ) if documents else requests
         found = texts_of(self.context, read)
         self.forecast.fail(found.failures, ids)
+        self.forecast.carried += len(found.carried)
         if documents:
             self.forecast.pages += len(requests)
             self.forecast.pages_read += len(read)

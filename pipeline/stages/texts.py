@@ -77,9 +77,10 @@ def read_texts(context: StageContext, window: Window) -> WindowTexts:
 
 
 def texts_of(context: StageContext, requests: list[Request]) -> WindowTexts:
-    """As `read_texts`, of these requests, none of which is known to have failed or to be unchanged."""
-    found = WindowTexts()
-    _reader(context).read(requests, found)
+    """As `read_texts`, of these requests, none of which is known to have failed."""
+    texts = _reader(context)
+    found = WindowTexts(carried={} if context.base_url is None else _unchanged(context, requests, texts))
+    texts.read([request for request in requests if request.item_index not in found.carried], found)
     return found
 
 
@@ -95,9 +96,12 @@ def _carried(
         return {}
     plan = load_plan(context, window) if context.checked.verdicts else None
     carried = {} if plan is None else plan.carried
-    named = ((request, texts.source_id(request)) for request in requests if request.item_index not in carried)
-    own = {r.item_index: (r.tenant, r.id, source_id) for r, source_id in named if source_id is not None}
-    return {**carried, **context.unchanged(own)}
+    return {**carried, **_unchanged(context, [r for r in requests if r.item_index not in carried], texts)}
+
+
+def _unchanged(context: StageContext, requests: list[Request], texts: _RowTexts | _DocumentTexts) -> dict[int, Place]:
+    named = ((request, texts.source_id(request)) for request in requests)
+    return context.unchanged({r.item_index: (r.tenant, r.id, id_) for r, id_ in named if id_ is not None})
 
 
 def _empty_text() -> ItemError:
