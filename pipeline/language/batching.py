@@ -100,7 +100,7 @@ def plan_language_batches(
 
 
 def _padded(lengths: Sequence[int], batches: Iterable[slice]) -> int:
-    return sum(len(lengths[batch]) * lengths[batch.start] for batch in batches) - sum(lengths)
+    return sum(len(part) * part[0] for part in (lengths[batch] for batch in batches)) - sum(lengths)
 
 
 def _less_padded(lengths: Sequence[int], rooms: Sequence[int], padded: int) -> list[slice]:
