@@ -33,7 +33,7 @@ RULES: list[tuple[str, Modality, type]] = [
     ("qwen2_vl", "video", FramePatchRule),
     ("qwen2_5_vl", "video", FramePatchRule),
 ]
-FEW = 40
+FEW = 25
 
 
 @functools.cache
