@@ -20,6 +20,7 @@ from media_files import (
     picture,
     riff_wave,
 )
+from pdf_files import Page, make_pdf
 
 from pipeline.errors import ItemError
 from pipeline.media.budget import TIERS, admit, resolve_budget
@@ -113,12 +114,16 @@ def test_one_frame_lasts_one_frame():
         (b"#EXTM3U\n#EXT-X-VERSION:3\n/etc/passwd\n", "video"),
         (b"ffconcat version 1.0\nfile /etc/passwd\n", "video"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "image"),
-        (b"%PDF-1.7", None),
         (bytes(4096), None),
     ],
 )
 def test_what_is_no_known_medium(data, declared):
     assert refusal(data, declared) == "unknown_format"
+
+
+def test_a_document_without_a_named_page():
+    assert refusal(make_pdf([Page()])) == "unknown_format"
+    assert refusal(b"%PDF-1.7") == "truncated"  # its own fault comes first
 
 
 def test_content_against_declaration():
