@@ -54,8 +54,8 @@ def test_a_batch_encodes_as_one_by_one(facts: VisionLanguageFacts, encoder: Visi
         assert alone.placeholder == batched.placeholder
         for name, tensor in alone.tensors.items():
             # Sums in another order move the last bits: by at most 1.03e-6 of the features' size where it was measured
-            # (images of 8 shapes in batches of 2 to all, one thread; two threads: by nothing). How a matrix product adds
-            # depends on how many rows it has, and the embedding of patches is one.
+            # (images of 8 shapes in batches of 2 to all, one thread; two threads: by nothing). How a matrix product
+            # adds depends on how many rows it has, and the embedding of patches is one.
             torch.testing.assert_close(batched.tensors[name], tensor, rtol=0, atol=1.1e-6 * float(tensor.abs().max()))
 
 
