@@ -128,7 +128,8 @@ def _packet_facts(container: InputContainer, stream: VideoStream, duration: floa
     if entries and not any(entry.size for entry in entries):
         return _cue_facts(container, stream, duration, rate)
     keyframes = [number for number, entry in enumerate(entries) if entry.is_keyframe]
-    if not keyframes:
+    # libav keeps a size in 30 bits with a sign: of a table that lies it may be below 0.
+    if not keyframes or min(entry.size for entry in entries) < 0:
         return {}
     return {
         "coded_frames": len(entries),

@@ -101,6 +101,17 @@ def test_rotated_videos_give_the_size_as_presented(container, rotation, size):
     assert (facts.width, facts.height) == size
 
 
+def test_an_index_of_packets_that_cannot_be_says_nothing():
+    """Found by `scripts/fuzz_media` (seed 14373): sizes below 0."""
+    data = bytearray(make_video(Recipe(num_frames=12)))
+    assert probe(bytes(data)).coded_frames == 12
+    second_size = data.index(b"stsz") + 4 + 12 + 4  # behind version, common size and count: ISO/IEC 14496-12, 8.7.3.2
+    data[second_size : second_size + 4] = (0x27000000).to_bytes(4, "big")
+    facts = probe(bytes(data))
+    assert (facts.coded_frames, facts.coded_bytes, facts.keyframes, facts.keyframe_bytes) == (0, 0, 0, 0)
+    assert facts.num_frames == 12
+
+
 def test_one_frame_lasts_one_frame():
     facts = probe(make_video(Recipe(num_frames=1)))
     assert (facts.num_frames, facts.duration_seconds) == (1, pytest.approx(1 / 30))
