@@ -14,6 +14,11 @@ Modality = Literal["image", "video", "page", "audio"]
 Status = Literal["ok", "quarantined", "skipped"]
 
 
+def fields_of(value: Any) -> dict[str, Any]:
+    """Of a dataclass with slots, by name; `dataclasses.asdict` copies what is in them and takes ten times as long."""
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MediaItem:
     """One image, video, page of a PDF document or sound (a video's too): a URI, or inline bytes.

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from pipeline.errors import ItemError
 from pipeline.media import answers, channel
 from pipeline.media.undecoded import Outcome, Undecoded
-from pipeline.schema import Frames, Probe
+from pipeline.schema import Frames, Probe, fields_of
 
 T = TypeVar("T")
 CHILD = "pipeline.media.sandbox_child"
@@ -372,7 +372,7 @@ def _described(item: Undecoded) -> dict[str, Any]:
         "num_bytes": len(item.data) if item.file is None else item.probe.num_bytes,
         "by_range": item.file is not None,
         "ahead_bytes": 0,
-        "probe": {name: getattr(item.probe, name) for name in item.probe.__slots__},
+        "probe": fields_of(item.probe),
         "plan": item.plan.pts_seconds,
         "size": item.size,
         "resample": item.resample,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from pipeline.config import Config
 from pipeline.errors import ConfigError
@@ -15,6 +16,7 @@ from pipeline.runs.lock import RunLock, run_lock
 from pipeline.runs.manifest import (
     FROZEN_INDEX,
     FrozenManifest,
+    StagedManifest,
     freeze_manifest,
     publish_manifest,
     stage_manifest,
@@ -65,38 +67,35 @@ def start_run(config: Config) -> Iterator[Run]:
     A named run that has its listing reads only that: `config.input` is not looked at again. Raises `ConfigError` when
     the folder belongs to another configuration or listing, and what `run_lock` and `freeze_manifest` raise.
     """
-    texts, expand_pages = TEXTS.get(config.job, ()), config.job == "index_documents"
     if config.run_id is not None:
         if not output_folder(config).sub(config.run_id).exists(FROZEN_INDEX):
             check_input(config.input)  # before anything is written
         with _held(config, config.run_id) as (folder, lock):
             with _reader(config) as reader:
-                frozen = freeze_manifest(
-                    config.input,
-                    folder,
-                    limit=config.limit,
-                    texts=texts,
-                    expand_pages=expand_pages,
-                    policy=config.source_policy(),
-                    reader=reader,
-                )
+                frozen = freeze_manifest(config.input, folder, **_listing_options(config), reader=reader)
             yield _started(config, config.run_id, folder, lock, frozen)
         return
-    with _reader(config) as reader:
-        listed = stage_manifest(
-            config.input,
-            limit=config.limit,
-            texts=texts,
-            expand_pages=expand_pages,
-            policy=config.source_policy(),
-            reader=reader,
-        )
-    with listed as staged:
+    with stage_listing(config) as staged:
         run_id = derive_run_id(config.digest(), staged.digest, job=config.job)
         with _held(config, run_id) as (folder, lock):
             manifest = publish_manifest(staged, folder)
             staged.discard()
             yield _started(config, run_id, folder, lock, manifest)
+
+
+def stage_listing(config: Config) -> StagedManifest:
+    """The listing that a run of `config` would freeze, as `stage_manifest` gives it; raises what that does."""
+    with _reader(config) as reader:
+        return stage_manifest(config.input, **_listing_options(config), reader=reader)
+
+
+def _listing_options(config: Config) -> dict[str, Any]:
+    return {
+        "limit": config.limit,
+        "texts": TEXTS.get(config.job, ()),
+        "expand_pages": config.job == "index_documents",
+        "policy": config.source_policy(),
+    }
 
 
 @contextmanager

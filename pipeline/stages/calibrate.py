@@ -20,9 +20,8 @@ from pipeline.features.store import FeatureStore
 from pipeline.language.batching import TEXT_BATCH_TOKENS
 from pipeline.planning.calibration import Calibration, work_seconds
 from pipeline.planning.windows import Window
-from pipeline.runs.manifest import stage_manifest
 from pipeline.runs.receipts import Totals, receipt_from_json, sum_receipts
-from pipeline.runs.run import TEXTS
+from pipeline.runs.run import stage_listing
 from pipeline.runs.summary import FORECAST_STAGES, describe_environment
 from pipeline.schema import Receipt
 from pipeline.stages.context import StageContext
@@ -87,14 +86,8 @@ def calibrate(config: Config, device: str, *, told: Callable[[str], None]) -> Ca
     own = config.store.model_copy(update={"path": f"{store.url}/{scratch}", "reuse": False, "retention": "keep"})
     config = config.model_copy(update={"store": own})
     try:
-        with stage_manifest(
-            config.input,
-            limit=config.limit,
-            texts=TEXTS.get(config.job, ()),
-            expand_pages=config.job == "index_documents",
-            policy=config.source_policy(),
-        ) as staged:
-            context = StageContext(config=config, run_url=staged.directory, checked=checked)
+        with stage_listing(config) as staged:
+            context = StageContext(config=config, run_url=staged.directory, checked=checked, device=device)
             rounds = _Rounds(context, device)
             num_items, number, seconds = _FIRST_ITEMS, 0, 0.0
             while True:

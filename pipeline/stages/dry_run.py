@@ -17,8 +17,8 @@ from pipeline.planning.estimate import Work
 from pipeline.planning.windows import Window, plan_windows
 from pipeline.pooling.rank import plan_pairs
 from pipeline.runs.base import choose_base, goes_on, index_base
-from pipeline.runs.manifest import read_range, stage_manifest
-from pipeline.runs.run import TEXTS, output_folder
+from pipeline.runs.manifest import read_range
+from pipeline.runs.run import output_folder, stage_listing
 from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_plan import WindowPlan, dry_plan
@@ -99,13 +99,7 @@ def dry_run(config: Config, device: str, *, sample: int | None = None, told: Cal
     """
     config = config.anchored()
     checked = check_unwritten(config, device)
-    with stage_manifest(
-        config.input,
-        limit=config.limit,
-        texts=TEXTS.get(config.job, ()),
-        expand_pages=config.job == "index_documents",
-        policy=config.source_policy(),
-    ) as staged:
+    with stage_listing(config) as staged:
         run = Folder(staged.directory)
         context = StageContext(
             config=config,

@@ -32,7 +32,7 @@ from pipeline.planning.windows import Window
 from pipeline.runs.base import Place
 from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_from_json, receipt_to_json
-from pipeline.schema import MediaItem, Modality, Probe, Receipt, Request, ResourceVector, SamplePlan
+from pipeline.schema import MediaItem, Modality, Probe, Receipt, Request, ResourceVector, SamplePlan, fields_of
 from pipeline.stages.context import StageContext
 from pipeline.stages.forecast import forecast_counts, planned_encode_work
 from pipeline.stages.identity import (
@@ -112,7 +112,7 @@ class WindowPlan:
         """The inverse of `to_json`; the media themselves come from the frozen listing."""
         window = Window(**value["window"])
         for row in value["media"]:
-            row["media"] = dataclasses.asdict(requests[row["item_index"] - window.start].media[row["media_index"]])
+            row["media"] = fields_of(requests[row["item_index"] - window.start].media[row["media_index"]])
         return cls(
             window=window,
             media=[PlannedMedia.from_row(row) for row in value["media"]],
@@ -125,11 +125,12 @@ class WindowPlan:
         )
 
 
-def load_plan(context: StageContext, window: Window) -> WindowPlan | None:
-    """The written plan; None before there is one."""
+def load_plan(context: StageContext, window: Window, requests: Sequence[Request] | None = None) -> WindowPlan | None:
+    """The written plan; None before there is one. `requests` are the window's, where they have been read already."""
     if not context.folder.exists(plan_name(window.index)):
         return None
-    requests = read_range(context.folder, window.start, window.stop)
+    if requests is None:
+        requests = read_range(context.folder, window.start, window.stop)
     return WindowPlan.from_json(context.folder.read_json(plan_name(window.index)), requests)
 
 

@@ -21,7 +21,7 @@ from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
-from pipeline.stages.encode_plan import load_plan
+from pipeline.stages.encode_plan import WindowPlan, load_plan
 from pipeline.stages.forecast import forecast_counts, planned_prompt_work
 from pipeline.stages.identity import request_source
 from pipeline.stages.outcomes import failure_row, generate_batch_receipts
@@ -61,13 +61,17 @@ class PlanPromptWindow:
     def _rows(self, window: Window) -> pa.Table:
         started = time.perf_counter()
         requests = read_range(self.context.folder, window.start, window.stop)
-        carried = self._carried(window, requests)
+        folder, name = self.context.folder, prompt_plan_name(window.index)
+        is_planned = folder.exists(name)
+        encode_plan = None
+        if self.context.base_url is not None or not is_planned:
+            encode_plan = load_plan(self.context, window, requests)
+        carried = self._carried(encode_plan, requests)
         prompts = RequestPrompts(self.context)
         asked = [request for request in requests if request.item_index not in carried]
         items, failures = self._prompts(window, prompts, asked)
-        folder, name = self.context.folder, prompt_plan_name(window.index)
-        if not folder.exists(name):
-            forecast = self._forecast(window, prompts, asked)
+        if not is_planned:
+            forecast = self._forecast(encode_plan, prompts, asked)
             folder.write_json(name, self._plan(window, items, failures, carried, forecast, started))
         plan = folder.read_json(name)
         work = rows_to_do(
@@ -78,23 +82,21 @@ class PlanPromptWindow:
         )
         return pa.Table.from_pylist(list(work), PROMPT_SCHEMA)
 
-    def _carried(self, window: Window, requests: list[Request]) -> dict[int, Place]:
+    def _carried(self, encode_plan: WindowPlan | None, requests: list[Request]) -> dict[int, Place]:
         """Unchanged since the run that this one goes on from: with media as the encode pass found it, here of texts."""
         if self.context.base_url is None:
             return {}
-        plan = load_plan(self.context, window)
         texts = [request for request in requests if not request.media]
         own = {r.item_index: (r.tenant, r.id, request_source(r, ())) for r in texts}
-        return {**(plan.carried if plan else {}), **self.context.unchanged(own)}
+        return {**(encode_plan.carried if encode_plan else {}), **self.context.unchanged(own)}
 
-    def _forecast(self, window: Window, prompts: RequestPrompts, requests: list[Request]) -> Work:
+    def _forecast(self, encode_plan: WindowPlan | None, prompts: RequestPrompts, requests: list[Request]) -> Work:
         """What the prompts would have been by the plan of the encode pass, before anything was decoded."""
-        plan = load_plan(self.context, window)
-        if plan is None:
+        if encode_plan is None:
             return Work()
-        out = {failure["item_index"] for failure in plan.failures}
-        lengths, _ = prompts.planned_lengths([r for r in requests if r.item_index not in out], plan.media)
-        return planned_prompt_work(self.context, list(lengths.values()), plan.media)
+        out = {failure["item_index"] for failure in encode_plan.failures}
+        lengths, _ = prompts.planned_lengths([r for r in requests if r.item_index not in out], encode_plan.media)
+        return planned_prompt_work(self.context, list(lengths.values()), encode_plan.media)
 
     def _prompts(
         self, window: Window, prompts: RequestPrompts, requests: list[Request]

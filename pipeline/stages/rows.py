@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from pipeline.planning.buckets import ShapedMedia
 from pipeline.runs.frozen_rows import MEDIA
 from pipeline.runs.receipts import receipt_to_json
-from pipeline.schema import Geometry, ItemFailure, MediaItem, Probe, Receipt, SamplePlan
+from pipeline.schema import Geometry, ItemFailure, MediaItem, Probe, Receipt, SamplePlan, fields_of
 
 _PROBE = pa.struct(
     [
@@ -134,8 +134,8 @@ class PlannedMedia:
 
     def to_row(self) -> dict[str, Any]:
         """Plain values, as `BATCH_SCHEMA` and JSON take them."""
-        row = _fields(self)
-        row.update(media=_fields(self.media), probe=_fields(self.probe), geometry=_fields(self.geometry))
+        row = fields_of(self)
+        row.update(media=fields_of(self.media), probe=fields_of(self.probe), geometry=fields_of(self.geometry))
         row["requested"] = list(self.requested.pts_seconds)
         return row
 
@@ -201,11 +201,6 @@ class DecodedMedia:
             "fetch_ms": self.fetch_ms,
             "decode_ms": self.decode_ms,
         }
-
-
-def _fields(value: Any) -> dict[str, Any]:
-    """Of a dataclass with slots, by name; `dataclasses.asdict` copies what is in them and takes ten times as long."""
-    return {name: getattr(value, name) for name in value.__slots__}
 
 
 def batch_table(rows: list[dict[str, Any]], pixels: npt.NDArray[np.uint8] | None = None) -> pa.Table:

@@ -35,14 +35,6 @@ FIRST = SamplePlan(pts_seconds=(0.0,))
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Sandbox]:
-    """One child for all tests that leave it as it was."""
-    sandbox = open_hostile()
-    yield sandbox
-    sandbox.close()
-
-
 @pytest.fixture
 def hostile() -> Iterator[Callable[..., Sandbox]]:
     """Makes sandboxes of the test's own."""

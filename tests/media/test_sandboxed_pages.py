@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,7 +15,7 @@ from pipeline.media import document
 from pipeline.media.in_process import InProcess
 from pipeline.media.sandbox import Probers, Sandbox
 from tests.media.pdf_files import Page, make_pdf, stream, text_line
-from tests.media.sandboxed import child_pid, open_fds, open_hostile, ordering
+from tests.media.sandboxed import child_pid, open_fds, ordering
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the child is kept in by Linux")
 
@@ -30,22 +30,6 @@ FILES = {
         [Page(content=text_line("large", 20, 100))], objects=[stream("x" * (17 * 2**20))]
     ),
 }
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Sandbox]:
-    """One child for all tests that leave it as it was."""
-    sandbox = open_hostile()
-    yield sandbox
-    sandbox.close()
-
-
-@pytest.fixture
-def hostile() -> Iterator[Sandbox]:
-    """One for a test, with little time."""
-    sandbox = open_hostile(item_seconds=1.0)
-    yield sandbox
-    sandbox.close()
 
 
 def count(reader: Sandbox | Probers | InProcess, data: bytes) -> int:

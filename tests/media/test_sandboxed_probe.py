@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +18,12 @@ from pipeline.media.sandbox import Probers, Sandbox
 from pipeline.schema import Probe
 from tests.media.media_files import Recipe, make_audio, make_image, make_video
 from tests.media.pdf_files import Page, make_pdf
-from tests.media.sandboxed import child_pid, open_fds, open_hostile, order
+from tests.media.sandboxed import child_pid, open_fds, order
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the child is kept in by Linux")
 ROOT = Path(__file__).parents[2]
 JPEG = make_image("JPEG")
 MP4 = make_video(Recipe(num_frames=60))
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Sandbox]:
-    """One child for all tests that leave it as it was."""
-    sandbox = open_hostile()
-    yield sandbox
-    sandbox.close()
-
-
-@pytest.fixture
-def hostile() -> Iterator[Sandbox]:
-    """One for a test, with little time."""
-    sandbox = open_hostile(item_seconds=1.0)
-    yield sandbox
-    sandbox.close()
 
 
 class Storage(io.BytesIO):
