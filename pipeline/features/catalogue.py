@@ -28,6 +28,19 @@ CATALOGUE = "catalogue"
 SOURCES = "sources"
 _SHARD = b"headrace"
 _IO_THREADS = 8
+# Of a key's terms, those by which records are looked for; null where a key has no such term, and in the files of
+# shards that were sealed before there were these columns.
+TERM_COLUMNS = (
+    "content",
+    "decode_backend",
+    "resize_backend",
+    "processor",
+    "weights",
+    "precision",
+    "placeholder",
+    "prompt",
+    "decode_rules",
+)
 _ENTRIES = pa.schema(
     {
         "key": pa.string(),
@@ -37,6 +50,7 @@ _ENTRIES = pa.schema(
         "feature_length": pa.int64(),
         "grid": pa.list_(pa.int32()),
         "created": pa.timestamp("us", tz="UTC"),
+        **dict.fromkeys(TERM_COLUMNS, pa.string()),
     }
 )
 _SOURCES = pa.schema(
@@ -73,10 +87,16 @@ def new_name() -> str:
 def write_entries(folder: Folder, shard: SealedShard, entries: Sequence[Entry]) -> None:
     """Publish a sealed shard's catalogue file: from now on its keys are found."""
     created = datetime.now(UTC)
-    rows = [{**dataclasses.asdict(e), "shard": shard.shard_id, "created": created} for e in entries]
+    rows = [{**_columns(entry), "shard": shard.shard_id, "created": created} for entry in entries]
     metadata = {_SHARD: json.dumps(dataclasses.asdict(shard))}
     table = pa.Table.from_pylist(rows, _ENTRIES).replace_schema_metadata(metadata)
     folder.write_bytes(_entries_name(shard.shard_id), _parquet(table))
+
+
+def _columns(entry: Entry) -> dict[str, Any]:
+    columns = dataclasses.asdict(entry)
+    terms = columns.pop("key_terms")
+    return columns | {name: str(terms[name]) for name in TERM_COLUMNS if name in terms}
 
 
 def remove_entries(folder: Folder, shard_id: str) -> None:
@@ -147,13 +167,14 @@ class SealedShard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """What the catalogue says of one record."""
+    """What the catalogue says of one record; of `key_terms` it keeps `tenant` and those in `TERM_COLUMNS`, as text."""
 
     key: str
     tenant: str
     num_bytes: int
     feature_length: int
     grid: tuple[int, int, int]
+    key_terms: Mapping[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

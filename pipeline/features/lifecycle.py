@@ -179,6 +179,7 @@ def _entry(key: str, data: memoryview | None) -> Entry:
         num_bytes=data.nbytes if data is not None else 0,
         feature_length=record.geometry.feature_length,
         grid=record.geometry.grid,
+        key_terms=record.key_terms,
     )
 
 

@@ -30,7 +30,8 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Folder]:
 
 def list_shard(folder: Folder, shard_id: str, keys: list[str]) -> SealedShard:
     shard = SealedShard(shard_id=shard_id, num_records=len(keys), num_bytes=77, checksum="ab" * 32)
-    rows = [Entry(key=k, tenant="acme", num_bytes=9, feature_length=8, grid=(1, 2, 4)) for k in keys]
+    terms = {"content": "sha256:00", "weights": "w", "decode_rules": 3, "sampling": [0.5]}
+    rows = [Entry(key=k, tenant="acme", num_bytes=9, feature_length=8, grid=(1, 2, 4), key_terms=terms) for k in keys]
     catalogue.write_entries(folder, shard, rows)
     return shard
 
@@ -83,6 +84,10 @@ def test_others_can_read_the_file(tmp_path: Path) -> None:
         "num_bytes": 9,
         "feature_length": 8,
         "grid": [1, 2, 4],
+        **dict.fromkeys(catalogue.TERM_COLUMNS),
+        "content": "sha256:00",
+        "weights": "w",
+        "decode_rules": "3",
     }
 
 
