@@ -6,28 +6,19 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
+from jobs import store
+from jobs.refusals import refusals
 from jobs.running import run_config
 from pipeline.config import load_config
-from pipeline.errors import ConfigError, HeadraceError
+from pipeline.errors import ConfigError
 
 app = typer.Typer(help="Offline batch multimodal processing on Ray Data.", no_args_is_help=True, add_completion=False)
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace one value: a.b=c.")]
-
-
-@contextmanager
-def _refusals() -> Iterator[None]:
-    """What headrace refuses is said in a line, and ends the command with its code."""
-    try:
-        yield
-    except HeadraceError as error:
-        typer.echo(f"headrace: {error}", err=True)
-        raise typer.Exit(error.exit_code) from error
+app.add_typer(store.app, name="store")
 
 
 @app.callback()
@@ -56,7 +47,7 @@ def plan(
     page: Annotated[str | None, typer.Option(metavar="FILE", help="Where to write the page with plots.")] = None,
 ) -> None:
     """Tell what a run would do, from headers alone: items, rejections, tokens, bytes, and times where calibrated."""
-    with _refusals():
+    with refusals():
         from jobs.planning import run_plan
         from pipeline.planning.calibration import Prices
 
@@ -85,7 +76,7 @@ def calibrate(
     output: Annotated[str | None, typer.Option(metavar="FILE", help="Where to keep it, instead of the store.")] = None,
 ) -> None:
     """Measure how fast this machine does the job's stages, in about a minute, for `plan` and the forecasts of runs."""
-    with _refusals():
+    with refusals():
         from jobs.planning import run_calibrate
 
         run_calibrate(load_config(config, set_), output=output)
@@ -100,7 +91,7 @@ def search(
     page: Annotated[str | None, typer.Option(metavar="FILE", help="Where to write the page with pictures.")] = None,
 ) -> None:
     """Find items of a run that embedded them: printed here, and as a page with pictures."""
-    with _refusals():
+    with refusals():
         # Not at the top: help is printed without waiting for torch.
         from jobs.search import run_search
 
@@ -112,7 +103,7 @@ def conform(
     config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None
 ) -> None:
     """Check a job's models against the libraries they were made for: six verdicts each. Exit code 1 if one differs."""
-    with _refusals():
+    with refusals():
         from pipeline.conformance import conform as check
 
         found = check(load_config(config, set_))
@@ -128,7 +119,7 @@ def limits(
     config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None
 ) -> None:
     """Print the admission budget, and where media may be read from, that a configuration puts in force."""
-    with _refusals():
+    with refusals():
         loaded = load_config(config, set_)
         sources = dataclasses.asdict(loaded.source_policy())
         typer.echo(json.dumps({**dataclasses.asdict(loaded.limits()), "sources": sources}, indent=2))

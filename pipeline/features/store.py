@@ -107,6 +107,13 @@ class FeatureStore:
         assert self._catalogue is not None
         return self._catalogue.find(keys)
 
+    def sealed_shards(self) -> list[SealedShard]:
+        """The sealed shards, in the order they were made; as of the first call or the last `reload()`."""
+        if self._catalogue is None:
+            self.reload()
+        assert self._catalogue is not None
+        return [part.shard for part in self._catalogue.parts.values()]
+
     def reload(self) -> None:
         """Look again for what others have sealed or deleted."""
         self._catalogue = load_catalogue(self.folder, self._catalogue)
