@@ -6,7 +6,7 @@ import dataclasses
 import json
 import re
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -30,6 +30,76 @@ def _commands() -> None:
 def run(config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None) -> None:
     """Run a job, or resume it. Exit codes: 0 done, 2 refused, 3 too many quarantined, 4 held, 5 interrupted."""
     raise typer.Exit(run_config(config, set_ or []))
+
+
+@app.command()
+def submit(
+    config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")],
+    set_: Settings = None,
+    address: Annotated[
+        str | None, typer.Option(help="Of the cluster's job server, such as http://127.0.0.1:8265; else RAY_ADDRESS.")
+    ] = None,
+    working_dir: Annotated[str, typer.Option(help="What the cluster is sent, the configuration in it.")] = ".",
+    runtime_env: Annotated[str, typer.Option(metavar="JSON", help="Ray's runtime environment, besides that.")] = "{}",
+    submission_id: Annotated[str | None, typer.Option(help="The job's name, instead of one that Ray makes.")] = None,
+    wait: Annotated[bool, typer.Option(help="Follow the log and end with the job's exit code.")] = True,
+) -> None:
+    """Run a job on a Ray cluster: its log, and its exit code, as those of `run`. Interrupted, it stops the job."""
+    with refusals():
+        from jobs.submit import run_submit
+
+        code = run_submit(
+            config,
+            set_ or [],
+            address=address,
+            working_dir=working_dir,
+            runtime_env=_mapping(runtime_env),
+            submission_id=submission_id,
+            wait=wait,
+        )
+    raise typer.Exit(code)
+
+
+def _mapping(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = None
+    if not isinstance(value, dict):
+        raise ConfigError(f"--runtime-env takes a JSON object, got {text!r}")
+    return value
+
+
+@app.command()
+def status(
+    run: Annotated[str, typer.Argument(help="The folder of a run, or an output folder: its last run.")],
+    json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Tell how far a run is: who holds it, windows and items done by pass, what was quarantined."""
+    with refusals():
+        from pipeline.runs.run_folder import find_run
+        from pipeline.runs.status import run_status, status_text
+
+        found = run_status(find_run(run))
+    typer.echo(json.dumps(dataclasses.asdict(found), indent=2) if json_ else status_text(found))
+
+
+@app.command()
+def compare(
+    left: Annotated[str, typer.Argument(metavar="RUN_A", help="The folder of a run that has ended.")],
+    right: Annotated[str, typer.Argument(metavar="RUN_B", help="Another.")],
+    json_: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Tell what differs between two runs, item by item, and in what made them. Exit code 1 when results differ."""
+    with refusals():
+        from pipeline.runs.compare import compare_runs, comparison_text
+        from pipeline.runs.run_folder import find_run
+
+        runs = find_run(left), find_run(right)
+        found = compare_runs(*runs)
+    names = runs[0].url, runs[1].url
+    typer.echo(json.dumps(found.to_json(), indent=2) if json_ else comparison_text(found, names))
+    raise typer.Exit(int(not found.same_results))
 
 
 @app.command()

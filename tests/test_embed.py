@@ -24,7 +24,8 @@ from pipeline.errors import ConfigError
 from pipeline.media.decode import decode_media
 from pipeline.media.probe import probe_media
 from pipeline.media.sampling import sample_plan
-from pipeline.search import find_run, search
+from pipeline.runs.run_folder import find_run
+from pipeline.search import search
 from tests.models.dual_folders import FAMILIES, save_dual
 from tests.without_ray import run_without_ray
 

@@ -18,7 +18,8 @@ from pipeline import flow
 from pipeline.config import Config, parse_config
 from pipeline.errors import ConfigError
 from pipeline.models.location import resolve_model
-from pipeline.search import find_run, search
+from pipeline.runs.run_folder import find_run
+from pipeline.search import search
 from tests.foretold import run_as_foretold
 from tests.without_ray import run_without_ray
 

@@ -76,19 +76,32 @@ def index_base(run: Folder, base: Folder) -> None:
     """Write the index of `base`, in one go over the ids in its parts."""
     if run.exists(_INDEX_NAME):
         return
-    entries = []
-    for window, name in enumerate(base.list(suffix=".parquet")):
-        with base.open(name) as file:
-            table = pq.read_table(file, columns=["tenant", "id"])
-        part = np.zeros(len(table), _ENTRY)
-        part["hash"] = hash_items(table["tenant"].to_pylist(), table["id"].to_pylist())
-        part["window"], part["row"] = window, np.arange(len(table))
-        entries.append(part)
-    index = np.concatenate(entries) if entries else np.zeros(0, _ENTRY)
-    index.sort(order="hash")
+    index = index_items(base)
     file = io.BytesIO()
     np.save(file, index)
     run.write_bytes(_INDEX_NAME, file.getvalue())
+
+
+def index_items(run: Folder) -> npt.NDArray[Any]:
+    """Where each item of a run has its row (`hash`, `window`, `row`), sorted by the hash; 16 bytes an item."""
+    entries = []
+    for window, name in enumerate(run.list(suffix=".parquet")):
+        with run.open(name) as file:
+            part = pq.read_table(
+                file, columns=[each for each in ("tenant", "id") if each in pq.read_schema(file).names]
+            )
+        places = np.zeros(len(part), _ENTRY)
+        places["hash"], places["window"], places["row"] = hash_part(part), window, np.arange(len(part))
+        entries.append(places)
+    index = np.concatenate([*entries, np.zeros(0, _ENTRY)])
+    index.sort(order="hash")
+    return index
+
+
+def hash_part(part: pa.Table) -> npt.NDArray[np.uint64]:
+    """`hash_items` of a part's rows; those of captions have no tenant."""
+    ids = part["id"].to_pylist()
+    return hash_items(part["tenant"].to_pylist() if "tenant" in part.column_names else [""] * len(ids), ids)
 
 
 def hash_items(tenants: Sequence[str], ids: Sequence[str]) -> npt.NDArray[np.uint64]:

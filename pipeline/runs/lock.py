@@ -50,6 +50,22 @@ class RunLock:
             raise RunLockedError(f"{self.where}: this process no longer holds the run; start it again to resume")
 
 
+def current_holder(folder: Folder, *, stale_seconds: float = 60.0) -> dict[str, Any] | None:
+    """Who holds the run (host, pid, started), told without touching the lock; None when nobody does.
+
+    Of a local lock whose holder was on another machine nobody can tell whether it lives: it is given as it was noted.
+    """
+    try:
+        noted = _parsed(folder.read_bytes(_LOCAL_NAME if folder.is_local else _REMOTE_NAME))
+    except FileNotFoundError:
+        return None
+    if not noted or time.time() - noted.get("beat", time.time()) >= stale_seconds:
+        return None
+    if "beat" not in noted and noted["host"] == socket.gethostname() and not os.path.exists(f"/proc/{noted['pid']}"):
+        return None
+    return {name: noted[name] for name in ("host", "pid", "started")}
+
+
 @contextmanager
 def _local_lock(folder: Folder) -> Iterator[RunLock]:
     path = folder.locate(_LOCAL_NAME)
@@ -62,9 +78,11 @@ def _local_lock(folder: Folder) -> Iterator[RunLock]:
             raise _locked(folder, _parsed(os.pread(descriptor, 4096, 0))) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(_holder()).encode(), 0)
-        yield RunLock(where=folder.url)
-        # The file stays: unlinking it would let a waiter lock the old inode while another creates a new file.
-        os.ftruncate(descriptor, 0)
+        try:
+            yield RunLock(where=folder.url)
+        finally:
+            # The file stays: unlinking it would let a waiter lock the old inode while another creates a new file.
+            os.ftruncate(descriptor, 0)
     finally:
         os.close(descriptor)
 

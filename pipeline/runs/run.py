@@ -21,11 +21,8 @@ from pipeline.runs.manifest import (
     publish_manifest,
     stage_manifest,
 )
+from pipeline.runs.run_folder import CONFIG_NAME, LATEST_NAME
 from pipeline.storage import Folder
-
-_CONFIG_NAME = "_run/config.json"
-_LATEST_NAME = "latest"
-
 
 # job → what its runs are called, and the columns of texts that it reads.
 _NAMES = {
@@ -124,10 +121,10 @@ def output_folder(config: Config) -> Folder:
 
 def _claim(folder: Folder, config: Config) -> None:
     """Write the resolved configuration, or see that what is there has the same digest."""
-    if not folder.exists(_CONFIG_NAME):
-        folder.write_json(_CONFIG_NAME, {"digest": config.digest(), "config": config.model_dump(mode="json")}, indent=2)
+    if not folder.exists(CONFIG_NAME):
+        folder.write_json(CONFIG_NAME, {"digest": config.digest(), "config": config.model_dump(mode="json")}, indent=2)
         return
-    known = folder.read_json(_CONFIG_NAME)
+    known = folder.read_json(CONFIG_NAME)
     if known["digest"] != config.digest():
         raise ConfigError(
             f"{folder.url}: belongs to a run of another configuration (digest {known['digest']}, this one has "
@@ -146,7 +143,7 @@ def _started(config: Config, run_id: str, folder: Folder, lock: RunLock, manifes
     if config.incremental.base is not None:
         base_id = choose_base(folder, output, config.incremental.base)
         base = None if base_id is None else output.sub(base_id)
-    output.write_bytes(_LATEST_NAME, f"{run_id}\n".encode())
+    output.write_bytes(LATEST_NAME, f"{run_id}\n".encode())
     return Run(run_id=run_id, folder=folder, config_digest=config.digest(), manifest=manifest, lock=lock, base=base)
 
 
