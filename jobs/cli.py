@@ -85,6 +85,26 @@ def status(
 
 
 @app.command()
+def retry(
+    run: Annotated[str, typer.Argument(help="The folder of a run that has ended, or an output folder: its last run.")],
+    code: Annotated[list[str] | None, typer.Option(help="Only what was quarantined with this code.")] = None,
+) -> None:
+    """Work on a run's quarantined items once more, and on nothing else; parts are rewritten. Exit codes of `run`."""
+    with refusals():
+        from jobs.retry import run_retry
+        from pipeline.runs.run_folder import find_run
+
+        found = find_run(run)
+        summary = run_retry(found, code or ())
+    if summary is None:
+        typer.echo("nothing to retry")
+        return
+    written, quarantined = summary["items_written"], summary["items_quarantined"]
+    typer.echo(f"{written} of {summary['items_in']} items written, {quarantined} quarantined")
+    typer.echo(f"output  {found.url}")
+
+
+@app.command()
 def compare(
     left: Annotated[str, typer.Argument(metavar="RUN_A", help="The folder of a run that has ended.")],
     right: Annotated[str, typer.Argument(metavar="RUN_B", help="Another.")],

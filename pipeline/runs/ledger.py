@@ -31,6 +31,14 @@ class Ledger:
         """Whether the window is finished; asks for nothing but its own line."""
         return self._folder.exists(_name(pass_name, window))
 
+    def read(self, pass_name: str, window: int) -> dict[str, Any]:
+        """A finished window's entry. Raises `FileNotFoundError` when it is not finished."""
+        return dict(self._folder.read_json(_name(pass_name, window)))
+
+    def replace(self, pass_name: str, window: int, entry: Mapping[str, Any]) -> None:
+        """Put down another entry for a window, whose items were counted anew."""
+        self._folder.write_json(_name(pass_name, window), dict(entry))
+
     def forget(self, pass_name: str, window: int) -> None:
         """Take a line back: what it vouched for is gone."""
         self._folder.remove(_name(pass_name, window))
