@@ -33,7 +33,6 @@ from pipeline.runs.ledger import Ledger
 from pipeline.runs.manifest import read_frozen
 from pipeline.runs.own_shards import noted_shards
 from pipeline.runs.receipts import PassName, ReceiptBook, Totals
-from pipeline.runs.report import write_report
 from pipeline.runs.run import Run, note_ended, start_run
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
 from pipeline.schema import Receipt
@@ -62,9 +61,6 @@ from pipeline.stages.score_finish import finish_score_window
 from pipeline.stages.score_media_finish import finish_score_media_window
 from pipeline.stages.score_plan import PlanScoresWindow
 from pipeline.storage import Folder
-
-_REPORT_ITEMS = 50
-
 
 # Of a batch of media, for how many actors are worth their start: a batch is full of patches long before it has as many
 # items as it may have.
@@ -474,7 +470,7 @@ class _Driver:
         )
         if self.run.base is not None:
             summary["items_vanished"] = num_vanished
-        write_report(folder, summary, _samples(folder))
+        engine.run_task("pipeline.runs.run_page:write_run_page", folder, summary)
         write_summary(folder, summary)
         note_ended(self.config, self.run.run_id)
         return summary
@@ -485,7 +481,8 @@ def _publish(each: Pass, context: StageContext, window: Window, totals: Totals) 
     items = each.finish(context, window)
     if each.name != "encode":
         _deliver(context, window.index)
-    Ledger(context.folder).record(each.name, window.index, {**totals.to_entry(), "items": items})
+    entry = {**totals.to_entry(), "items": items, "finished_at": time.time()}
+    Ledger(context.folder).record(each.name, window.index, entry)
     return items
 
 
@@ -531,11 +528,6 @@ def _recover(config: Config, spared: set[str]) -> None:
 def _held_shards(config: Config, shards: list[str]) -> list[str]:
     store = open_store(config)
     return [shard for shard in shards if store.holds(shard)]
-
-
-def _samples(folder: Folder) -> list[dict[str, Any]]:
-    with folder.open(part_name(0)) as file:
-        return pq.read_table(file).slice(0, _REPORT_ITEMS).to_pylist()  # type: ignore[no-any-return]
 
 
 def _check_quarantine(summary: Mapping[str, Any], allowed: float) -> None:

@@ -72,6 +72,16 @@ def test_a_retried_run_is_one_that_had_all_from_the_start(
     run = Folder(f"{tmp_path}/output/{first['run_id']}")
     kept = {path.name: path.stat().st_mtime_ns for path in Path(run.path).glob("part-*.parquet")}
 
+    # Its page shows what came out, and what did not: small pictures inside, the reasons beside them.
+    page = Path(run.path, "report.html").read_text()
+    written = [row for row in table(run).to_pylist() if row["status"] == "ok"]
+    for row in written:
+        picture, _, said = page[: page.index(f"<b>{row['id']}</b>{row['text']}</li>")].rpartition("<li>")
+        assert picture and said.startswith('<img alt="" src="data:image/jpeg;base64,/9j/')
+    for row in table(run, "quarantine").to_pylist():
+        assert f"<b>{row['id']}</b>{row['code']}: " in page
+    assert "vision_encode</td><td>video</td>" in page and "encode: 20 items in" in page
+
     # One of three is mended; of the others one was chosen by its code and fails again.
     mend(rows, demo_media, 5)
     missing = table(run)["code"].to_pylist()[5]

@@ -19,6 +19,7 @@ from pipeline.media.url_policy import SourcePolicy
 from pipeline.schema import MediaItem, ResourceVector, SamplePlan
 
 _DPI = 72.0
+_JPEG_QUALITY = 70
 
 
 def thumbnail(
@@ -66,6 +67,13 @@ def scaled(picture: npt.NDArray[np.uint8], longest_side: int) -> npt.NDArray[np.
 def _scaled_size(height: int, width: int, longest_side: int) -> tuple[int, int]:
     scale = longest_side / max(height, width)
     return max(1, round(height * scale)), max(1, round(width * scale))
+
+
+def as_jpeg(pixels: npt.NDArray[np.uint8]) -> bytes:
+    """The file of a picture for a page, `uint8 (H, W, 3)`, at some loss."""
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "jpeg", quality=_JPEG_QUALITY)
+    return file.getvalue()
 
 
 def as_png(pixels: npt.NDArray[np.uint8]) -> bytes:

@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from html import escape
-from itertools import islice
 from typing import Any
 
+from pipeline.runs.timing_stats import Histogram, waited_longest
 from pipeline.storage import Folder
 
 REPORT_NAME = "report.html"
-_MAX_SAMPLES = 50
+_TEXT_CHARACTERS = 300
+# What to change when a stage has most of the workers' time.
+_ADVICE = {
+    "media_fetch": "fetching: put the store of media nearer, or raise decode.io_threads",
+    "media_decode": "decoding: more CPU cores, smaller sampling.num_frames or fps, or decode.resize: fast",
+    "mm_processor": "preparing patches: a faster device for the encoder, or smaller frames",
+    "vision_encode": "the encoder: more accelerators, encode.dtype: bfloat16, or fewer and smaller frames",
+    "commit": "writing features: a faster disk for store.local_path, or store.retention: segment",
+    "feature_transfer": "reading features: a store nearer to the workers",
+    "llm_prefill": "reading prompts: more accelerators, or fewer feature tokens an item",
+    "llm_decode": "writing answers: more accelerators, larger batches, or a lower generate.max_new_tokens",
+    "text_embed": "embedding texts: more accelerators, or shorter text.max_tokens",
+    "score": "scoring: more accelerators, or shorter texts",
+}
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -36,6 +51,13 @@ td.bar {{ width: 50%; }}
 svg text {{ font: 12px system-ui, sans-serif; fill: var(--ink); }}
 svg rect {{ fill: var(--bar); }}
 td.bar div {{ height: .8rem; min-width: 1px; background: var(--bar); border-radius: 2px; margin-top: .35rem; }}
+ol {{ display: grid; grid-template-columns: repeat(auto-fill, minmax(12rem, 1fr)); gap: .8rem; padding: 0; }}
+li {{ list-style: none; border: 1px solid var(--line); border-radius: 6px; padding: .6rem; overflow-wrap: anywhere; }}
+li img {{ max-width: 100%; display: block; margin-bottom: .4rem; border-radius: 3px; }}
+li b {{ display: block; font-weight: 500; color: var(--soft); font-size: .85rem; }}
+svg polyline {{ fill: none; stroke: var(--bar); stroke-width: 2; }}
+svg line {{ stroke: var(--line); }}
+div.wide {{ overflow-x: auto; }}
 </style>
 </head>
 <body>
@@ -72,15 +94,39 @@ _HEADLINES = (
 )
 
 
-def write_report(folder: Folder, summary: Mapping[str, Any], samples: Iterable[Mapping[str, Any]]) -> None:
-    """Publish `report.html`: `summary` as `build_summary` makes it, and the first 50 rows of the results."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shown:
+    """A row of a part, with the JPEG of its first media that has a picture; None without one."""
+
+    row: Mapping[str, Any]
+    picture: bytes | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """What a run's page shows besides its summary.
+
+    `shown` are items that are ok and `failed` some of each code, `times` those of items by stage and kind, `progress`
+    pass → (seconds since the first window was finished, items finished by then), ascending.
+    """
+
+    shown: Sequence[Shown] = ()
+    failed: Sequence[Shown] = ()
+    times: Mapping[tuple[str, str], Histogram] = field(default_factory=dict)
+    progress: Mapping[str, Sequence[tuple[float, int]]] = field(default_factory=dict)
+
+
+def write_report(folder: Folder, summary: Mapping[str, Any], findings: Findings) -> None:
+    """Publish `report.html`: `summary` as `build_summary` makes it, and what else was found."""
     sections = [
-        section("Numbers", table(["", ""], _headlines(summary))),
         section("Where the items went", _reconciliation(summary)),
-        section("Seconds, by stage (summed over workers) and by pass", _bars(summary["seconds"])),
+        section("What came out", _gallery(findings.shown) or "<p>Nothing.</p>"),
+        section("Quarantined, by reason", _quarantine(summary["quarantine"]) + _gallery(findings.failed)),
+        section("Numbers", table(["", ""], _headlines(summary))),
+        section("Where the time went", _bottleneck(summary["seconds"], findings.times) + _bars(summary["seconds"])),
+        section("Items finished over time", _progress(findings.progress)),
+        section("Milliseconds an item, by stage and kind", _percentiles(findings.times)),
         section("Forecast, from headers, and what was found", _forecast(summary["forecast"])),
-        section("Quarantined, by reason", _quarantine(summary["quarantine"])),
-        section(f"The first {_MAX_SAMPLES} items", _samples(samples)),
         section("Environment", table(["", ""], sorted(summary["environment"].items()))),
     ]
     title = f"{summary['run_id']}: {summary['status']}"
@@ -169,12 +215,72 @@ def _quarantine(quarantine: Mapping[str, int]) -> str:
     return table(["code", "count"], [(code, _number(count)) for code, count in ordered])
 
 
-def _samples(samples: Iterable[Mapping[str, Any]]) -> str:
-    rows = [(row["id"], row["status"], _outcome(row)) for row in islice(samples, _MAX_SAMPLES)]
-    return table(["id", "status", "text"], rows)
+def _gallery(shown: Iterable[Shown]) -> str:
+    cells = "\n".join(
+        f"<li>{_picture(each)}<b>{escape(str(each.row['id']))}</b>{_outcome(each.row)}</li>" for each in shown
+    )
+    return f"<ol>\n{cells}\n</ol>" if cells else ""
+
+
+def _picture(shown: Shown) -> str:
+    if shown.picture is None:
+        return ""
+    data = base64.b64encode(shown.picture).decode()
+    return f'<img alt="" src="data:image/jpeg;base64,{data}">'
 
 
 def _outcome(row: Mapping[str, Any]) -> str:
-    if row["status"] == "ok":
-        return str(row.get("text") or "")
-    return f"{row.get('code')}: {row.get('message')}"
+    if row["status"] != "ok":
+        return escape(f"{row.get('code')}: {row.get('message')}")
+    if row.get("labels"):
+        return escape(", ".join(str(label) for label in row["labels"]))
+    text = str(row.get("text") or row.get("modality") or "")
+    return escape(text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
+
+
+def _bottleneck(seconds: Mapping[str, float], times: Mapping[tuple[str, str], Histogram]) -> str:
+    """The stage that has most of the workers' time, and what to change about it."""
+    stages = {name: value for name, value in seconds.items() if name in _ADVICE and value > 0}
+    if not stages:
+        return ""
+    most = max(stages, key=lambda name: stages[name])
+    share = stages[most] / sum(stages.values())
+    said = f"{most} has {share:.0%} of the workers' time. To shorten it, {_ADVICE[most]}."
+    waited = waited_longest(times)
+    if waited is not None:
+        said += f" Items waited longest in {waited}."
+    return f"<p>{escape(said)}</p>"
+
+
+def _percentiles(times: Mapping[tuple[str, str], Histogram]) -> str:
+    if not times:
+        return "<p>No item was timed.</p>"
+    rows = [
+        (stage, kind, _number(each.count), *(_milliseconds(each.percentile(share)) for share in (0.5, 0.95, 0.99)))
+        for (stage, kind), each in sorted(times.items())
+    ]
+    return f'<div class="wide">{table(["stage", "kind", "items", "p50", "p95", "p99"], rows)}</div>'
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _progress(progress: Mapping[str, Sequence[tuple[float, int]]]) -> str:
+    """A line a pass: how many items were finished by when."""
+    last = max((points[-1][0] for points in progress.values() if points), default=0.0)
+    if last <= 0:
+        return "<p>Too few windows to draw.</p>"
+    return "\n".join(_line(name, points, last) for name, points in progress.items() if points)
+
+
+def _line(name: str, points: Sequence[tuple[float, int]], last: float) -> str:
+    width, height = 560, 90
+    most = points[-1][1]
+    places = " ".join(f"{width * seconds / last:.1f},{height - height * items / most:.1f}" for seconds, items in points)
+    label = f"{name}: {_number(most)} items in {points[-1][0]:,.1f} s"
+    return (
+        f'<svg viewBox="0 -18 {width + 4} {height + 22}" width="100%" role="img" aria-label="{escape(label)}">'
+        f'<text x="0" y="-5">{escape(label)}</text><line x1="0" y1="{height}" x2="{width}" y2="{height}"/>'
+        f'<polyline points="0,{height} {places}"/></svg>'
+    )

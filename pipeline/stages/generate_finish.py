@@ -15,12 +15,16 @@ from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODED_SCHEMA, read_encoded
 from pipeline.stages.outcomes import GENERATE_OUTCOME, read_outcomes
 from pipeline.stages.prompt import prompt_plan_name
-from pipeline.stages.publish import publish_window, reused_items, summed_times
+from pipeline.stages.publish import item_kind, publish_window, reused_items, summed_times
 
 _ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
 _GENERATE_TIMES = [name for name in GENERATE_OUTCOME.names if name.endswith("_ms")]
 _TIMINGS_SCHEMA = pa.schema(
-    [("item_index", pa.int64()), *((name, pa.float64()) for name in [*_ENCODE_TIMES, *_GENERATE_TIMES])]
+    [
+        ("item_index", pa.int64()),
+        ("modality", pa.string()),
+        *((name, pa.float64()) for name in [*_ENCODE_TIMES, *_GENERATE_TIMES]),
+    ]
 )
 
 
@@ -35,7 +39,7 @@ def finish_generate_window(context: StageContext, window: Window) -> dict[str, A
     rows = [
         _part_row(request, answers.get(request.item_index), failures.get(request.item_index)) for request in requests
     ]
-    timings = [_timing_row(r.item_index, media[r.item_index], answers.get(r.item_index)) for r in requests]
+    timings = [_timing_row(r, media[r.item_index], answers.get(r.item_index)) for r in requests]
     return publish_window(
         context,
         window,
@@ -84,9 +88,10 @@ def _part_row(request: Request, answer: dict[str, Any] | None, failures: list[di
     return row
 
 
-def _timing_row(item_index: int, media: list[dict[str, Any]], answer: dict[str, Any] | None) -> dict[str, Any]:
+def _timing_row(request: Request, media: list[dict[str, Any]], answer: dict[str, Any] | None) -> dict[str, Any]:
     """An item's times: its media's added up, its batch's where a batch shares one."""
-    row: dict[str, Any] = {"item_index": item_index, **summed_times(_ENCODE_TIMES, media)}
+    row: dict[str, Any] = {"item_index": request.item_index, "modality": item_kind(request, media)}
+    row |= summed_times(_ENCODE_TIMES, media)
     for name in _GENERATE_TIMES:
         row[name] = answer[name] if answer else None
     return row

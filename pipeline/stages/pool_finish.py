@@ -24,10 +24,14 @@ from pipeline.stages.encode_finish import ENCODE_TIMES, encoded_items, read_reco
 from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.outcomes import failure_row, read_outcomes
 from pipeline.stages.pool_plan import pool_plan_name, read_chunks
-from pipeline.stages.publish import publish_window, reused_items, summed_times
+from pipeline.stages.publish import item_kind, publish_window, reused_items, summed_times
 
 _TIMINGS_SCHEMA = pa.schema(
-    [("item_index", pa.int64()), *((name, pa.float64()) for name in [*ENCODE_TIMES, "text_embed_ms"])]
+    [
+        ("item_index", pa.int64()),
+        ("modality", pa.string()),
+        *((name, pa.float64()) for name in [*ENCODE_TIMES, "text_embed_ms"]),
+    ]
 )
 
 
@@ -68,7 +72,7 @@ def finish_pool_window(context: StageContext, window: Window) -> dict[str, Any]:
         else _part_row(dict.fromkeys(schema.names), r, items[r.item_index], vectors.get(r.item_index), sources)
         for r in requests
     ]
-    timings = [_timing_row(request.item_index, items[request.item_index]) for request in requests]
+    timings = [_timing_row(request, items[request.item_index]) for request in requests]
     return publish_window(
         context,
         window,
@@ -168,8 +172,9 @@ def _chunk_rows(item: _Item) -> list[dict[str, Any]] | None:
     ]
 
 
-def _timing_row(item_index: int, item: _Item) -> dict[str, Any]:
+def _timing_row(request: Request, item: _Item) -> dict[str, Any]:
     """An item's times: its media's and its chunks' added up."""
-    row: dict[str, Any] = {"item_index": item_index, **summed_times(ENCODE_TIMES, item.media)}
+    row: dict[str, Any] = {"item_index": request.item_index, "modality": item_kind(request, item.media)}
+    row |= summed_times(ENCODE_TIMES, item.media)
     row["text_embed_ms"] = sum(p["text_embed_ms"] for p in item.pieces.values()) if item.pieces else None
     return row

@@ -20,12 +20,16 @@ from pipeline.stages.generate_finish import gather
 from pipeline.stages.identity import request_source
 from pipeline.stages.outcomes import PROMPT_VECTOR_OUTCOME, failure_row
 from pipeline.stages.pool_finish import part_schema
-from pipeline.stages.publish import publish_window, reused_items, summed_times
+from pipeline.stages.publish import item_kind, publish_window, reused_items, summed_times
 
 _ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
 _PROMPT_TIMES = [name for name in PROMPT_VECTOR_OUTCOME.names if name.endswith("_ms")]
 _TIMINGS_SCHEMA = pa.schema(
-    [("item_index", pa.int64()), *((name, pa.float64()) for name in [*_ENCODE_TIMES, *_PROMPT_TIMES])]
+    [
+        ("item_index", pa.int64()),
+        ("modality", pa.string()),
+        *((name, pa.float64()) for name in [*_ENCODE_TIMES, *_PROMPT_TIMES]),
+    ]
 )
 
 
@@ -54,7 +58,7 @@ def finish_prompt_vectors_window(context: StageContext, window: Window) -> dict[
         )
         for r in requests
     ]
-    timings = [_timing_row(r.item_index, media[r.item_index], vectors.get(r.item_index)) for r in requests]
+    timings = [_timing_row(r, media[r.item_index], vectors.get(r.item_index)) for r in requests]
     return publish_window(
         context,
         window,
@@ -102,9 +106,10 @@ def _part_row(
     return row
 
 
-def _timing_row(item_index: int, media: list[dict[str, Any]], vector: dict[str, Any] | None) -> dict[str, Any]:
+def _timing_row(request: Request, media: list[dict[str, Any]], vector: dict[str, Any] | None) -> dict[str, Any]:
     """An item's times: its media's added up, its batch's where a batch shares one."""
-    row: dict[str, Any] = {"item_index": item_index, **summed_times(_ENCODE_TIMES, media)}
+    row: dict[str, Any] = {"item_index": request.item_index, "modality": item_kind(request, media)}
+    row |= summed_times(_ENCODE_TIMES, media)
     for name in _PROMPT_TIMES:
         row[name] = vector[name] if vector else None
     return row

@@ -63,6 +63,13 @@ def described_scores(space: ScoreSpace | None) -> dict[str, str]:
     return {"headrace.scores": json.dumps(dataclasses.asdict(space), sort_keys=True)}
 
 
+def item_kind(request: Request, media: Sequence[Mapping[str, Any]]) -> str:
+    """What an item is of, for its timings: a modality, `mixed`, or `text` without media. `media` are its rows
+    (`ENCODED_SCHEMA`), which know what a listing without modalities does not."""
+    found = {row["modality"] for row in media} or {each.modality for each in request.media} or {"text"}
+    return str(next(iter(found)) or "unknown") if len(found) == 1 else "mixed"
+
+
 def reused_items(media: Mapping[int, Sequence[Mapping[str, Any]]]) -> set[int]:
     """Items whose media (`ENCODED_SCHEMA`), of which they have some, were all encoded before."""
     return {index for index, each in media.items() if each and all(row["reused"] for row in each)}

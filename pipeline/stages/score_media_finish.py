@@ -15,11 +15,13 @@ from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODE_TIMES, encoded_items, read_records
 from pipeline.stages.outcomes import failure_row
-from pipeline.stages.publish import publish_window, reused_items, summed_times
+from pipeline.stages.publish import item_kind, publish_window, reused_items, summed_times
 from pipeline.stages.scored_rows import Failures, scored_row, scored_schema
 
 _FRAMES = pa.list_(pa.struct([("pts_seconds", pa.float64()), ("scores", pa.list_(pa.float32()))]))
-_TIMINGS_SCHEMA = pa.schema([("item_index", pa.int64()), *((name, pa.float64()) for name in ENCODE_TIMES)])
+_TIMINGS_SCHEMA = pa.schema(
+    [("item_index", pa.int64()), ("modality", pa.string()), *((name, pa.float64()) for name in ENCODE_TIMES)]
+)
 
 
 def finish_score_media_window(context: StageContext, window: Window) -> dict[str, Any]:
@@ -36,7 +38,14 @@ def finish_score_media_window(context: StageContext, window: Window) -> dict[str
     scored = [rows[0] for index, rows in media.items() if index not in failures]
     records = dict(zip((r["item_index"] for r in scored), read_records(context, scored), strict=True))
     rows = [_part_row(context, request, records.get(request.item_index), failures) for request in requests]
-    times = [{"item_index": r.item_index, **summed_times(ENCODE_TIMES, media.get(r.item_index, ()))} for r in requests]
+    times = [
+        {
+            "item_index": r.item_index,
+            "modality": item_kind(r, media.get(r.item_index, ())),
+            **summed_times(ENCODE_TIMES, media.get(r.item_index, ())),
+        }
+        for r in requests
+    ]
     return publish_window(
         context,
         window,

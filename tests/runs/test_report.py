@@ -2,11 +2,21 @@
 
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
-from pipeline.runs.report import forecast_rows, write_report
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from pipeline.media.thumbnail import as_jpeg
+from pipeline.runs.gallery import choose_rows
+from pipeline.runs.report import Findings, Shown, forecast_rows, write_report
 from pipeline.runs.summary import build_summary
+from pipeline.runs.timing_stats import Histogram, stage_times, waited_longest
+from pipeline.sinks.parquet import restore_window, write_part
 from pipeline.storage import Folder
 
+PICTURE = as_jpeg(np.zeros((4, 6, 3), np.uint8))
 EVIL = '<script>alert("x")</script>&{title}'
 
 
@@ -27,7 +37,7 @@ class Page(HTMLParser):
             self.cells.append(data.strip())
 
 
-def report(tmp_path: Path, samples: list[dict[str, object]]) -> Page:
+def report(tmp_path: Path, samples: list[dict[str, object]], **found: Any) -> Page:
     summary = build_summary(
         run_id="run-7",
         config_digest=EVIL,
@@ -40,7 +50,8 @@ def report(tmp_path: Path, samples: list[dict[str, object]]) -> Page:
         store_peak_bytes=None,
         points={},
     )
-    write_report(Folder(str(tmp_path)), summary, iter(samples))
+    shown = [Shown(row=each, picture=PICTURE) for each in samples]
+    write_report(Folder(str(tmp_path)), summary, Findings(shown=shown, **found))
     return Page((tmp_path / "report.html").read_text(encoding="utf-8"))
 
 
@@ -50,8 +61,10 @@ def row(number: int, **values: object) -> dict[str, object]:
 
 def test_everything_is_escaped_and_nothing_is_loaded(tmp_path: Path) -> None:
     page = report(tmp_path, [row(0, id=EVIL), row(1, status="quarantined", code=EVIL, message=EVIL)])
-    assert not {"script", "link", "img", "iframe"} & set(page.tags)
-    assert not [name for name, _ in page.attributes if name in ("src", "href", "onclick")]
+    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name in ("href", "onclick", "srcset")]
+    sources = [value for name, value in page.attributes if name == "src"]
+    assert len(sources) == 2 and all(source and source.startswith("data:image/jpeg;base64,") for source in sources)
     assert page.cells.count(EVIL) == 1 + 2 + 2  # id and text of the first item, stage, reason, environment
     assert f"{EVIL}: {EVIL}" in page.cells
     assert f"{EVIL}, H200" in page.cells
@@ -80,6 +93,68 @@ def test_the_forecast_stands_beside_what_was_found() -> None:
     ]
 
 
-def test_the_first_fifty_items_are_shown(tmp_path: Path) -> None:
-    cells = report(tmp_path, [row(number) for number in range(80)]).cells
-    assert [cell for cell in cells if cell.startswith("item-")] == [f"item-{number}" for number in range(50)]
+def test_items_are_chosen_all_over_the_run_and_some_of_each_code(tmp_path: Path) -> None:
+    run = Folder(str(tmp_path))
+    numbers = range(100)
+    codes = {7: "rare", **dict.fromkeys(range(40, 60), "often")}
+    rows = [
+        {"item_index": n, "id": f"item-{n}", "status": "quarantined" if n in codes else "ok", "code": codes.get(n)}
+        for n in numbers
+    ]
+    for window, start in enumerate(range(0, 100, 25)):
+        write_part(run, window, restore_window(rows[start : start + 25], start, start + 25))
+    shown, failed = choose_rows(run, 5)
+    fine = [n for n in numbers if n not in codes]
+    assert [row["item_index"] for row in shown] == [fine[0], fine[20], fine[39], fine[58], fine[78]]
+    assert [row["id"] for row in failed] == ["item-40", "item-41", "item-42", "item-7"]
+    assert len(choose_rows(run, 500)[0]) == 79
+
+
+def test_percentiles_are_those_of_numpy_within_a_hundredth() -> None:
+    rng = np.random.default_rng(5)
+    times = rng.lognormal(2.0, 1.5, 20_000)
+    histogram = Histogram()
+    for some in np.array_split(times, 7):
+        histogram.add(some)
+    assert histogram.count == 20_000 and histogram.sum_ms == pytest.approx(times.sum())
+    for share in (0.01, 0.5, 0.95, 0.99, 1.0):
+        exact = np.quantile(times, share, method="inverted_cdf")
+        assert histogram.percentile(share) == pytest.approx(exact, rel=0.0101)
+    with pytest.raises(ValueError, match="no durations"):
+        Histogram().percentile(0.5)
+    extremes = Histogram()
+    extremes.add(np.array([0.0, 1e12]))
+    assert extremes.count == 2
+
+
+def test_times_are_told_by_stage_and_kind_and_the_longest_queue_is_named(tmp_path: Path) -> None:
+    first = pa.table(
+        {
+            "item_index": [0, 1, 2],
+            "modality": ["image", "video", "text"],
+            "media_decode_ms": [10.0, 100.0, None],
+            "encoder_queue_ms": [1.0, 2.0, None],
+            "llm_queue_ms": [3.0, 4.0, 5.0],
+        }
+    )
+    times = stage_times([first, first])
+    assert {key: each.count for key, each in times.items()} == {
+        ("media_decode", "image"): 2,
+        ("media_decode", "video"): 2,
+        ("encoder_queue", "image"): 2,
+        ("encoder_queue", "video"): 2,
+        ("llm_queue", "image"): 2,
+        ("llm_queue", "text"): 2,
+        ("llm_queue", "video"): 2,
+    }
+    assert waited_longest(times) == "llm_queue" and waited_longest({}) is None
+    assert stage_times([first.drop_columns("modality")]).keys() == {
+        ("media_decode", "item"),
+        ("encoder_queue", "item"),
+        ("llm_queue", "item"),
+    }
+    progress = {"encode": [(0.0, 4), (8.0, 12)], "pool": [(2.0, 4)]}
+    page = report(tmp_path, [], times=times, progress=progress)
+    assert {"media_decode", "video", "encode: 12 items in 8.0 s"} <= set(page.cells)
+    points = [value for name, value in page.attributes if name == "points"]
+    assert points == ["0,90 0.0,60.0 560.0,0.0", "0,90 140.0,0.0"]
