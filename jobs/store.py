@@ -30,3 +30,38 @@ def stat(where: Where) -> None:
     typer.echo(f"shards   {len(shards)}")
     typer.echo(f"records  {sum(shard.num_records for shard in shards)}")
     typer.echo(f"bytes    {sum(shard.num_bytes for shard in shards)}")
+
+
+@app.command()
+def verify(where: Where) -> None:
+    """Read every record and look for what is damaged, missing or left over. Exit code 1 when something is."""
+    found = 0
+    with refusals():
+        from pipeline.features.verify import verify as look_over
+
+        for finding in look_over(opened(where)):
+            typer.echo(str(finding))
+            found += 1
+    typer.echo(f"{found} findings" if found else "all is as it has to be")
+    raise typer.Exit(int(bool(found)))
+
+
+@app.command()
+def repair(where: Where) -> None:
+    """Put right what `verify` finds: records that are lost are encoded again when they are next asked for."""
+    with refusals():
+        from pipeline.features.verify import repair as put_right
+
+        done = put_right(opened(where))
+    for line in done or ["nothing to repair"]:
+        typer.echo(line)
+
+
+@app.command()
+def compact(where: Where) -> None:
+    """Put small shards together, and leave out records that are there twice."""
+    with refusals():
+        from pipeline.features.verify import compact as put_together
+
+        made = put_together(opened(where))
+    typer.echo(f"{len(made)} shards made, of {sum(shard.num_records for shard in made)} records")

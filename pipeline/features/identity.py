@@ -32,6 +32,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,11 @@ def canonical_json(value: Any) -> bytes:
     Raises `ValueError` for NaN and infinities, `TypeError` for what JSON cannot hold.
     """
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def key_of(terms: Mapping[str, Any]) -> str:
+    """The key of a record with these terms: the first 40 hex digits of SHA-256 over `canonical_json(terms)`."""
+    return hashlib.sha256(canonical_json(terms)).hexdigest()[:KEY_DIGITS]
 
 
 class _KeyTerms:
@@ -65,8 +71,8 @@ class _KeyTerms:
         return terms | lists | {"sampling": [float(t) for t in self.sampling]}
 
     def digest(self) -> str:
-        """The key: the first 40 hex digits of SHA-256 over `canonical_json(as_dict())`."""
-        return hashlib.sha256(canonical_json(self.as_dict())).hexdigest()[:KEY_DIGITS]
+        """The key, as `key_of(as_dict())` gives it."""
+        return key_of(self.as_dict())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -145,7 +145,7 @@ def _publish(open_dir: str, destination: Folder, keep_at: str | None) -> SealedS
         compact_shard(open_dir, copy)
     except FileNotFoundError:  # its writer died before the first commit
         return None
-    entries = _entries(copy)
+    entries = shard_entries(copy)
     if not entries:
         return None
     shard_id, num_bytes = os.path.basename(open_dir), os.path.getsize(copy)
@@ -158,7 +158,7 @@ def _publish(open_dir: str, destination: Folder, keep_at: str | None) -> SealedS
     return sealed
 
 
-def _entries(path: str) -> list[Entry]:
+def shard_entries(path: str) -> list[Entry]:
     """What a compacted copy holds; every record is checked, and a damaged one left out of the catalogue."""
     reader = ShardReader(path)
     entries = []

@@ -114,6 +114,25 @@ class FeatureStore:
         assert self._catalogue is not None
         return [part.shard for part in self._catalogue.parts.values()]
 
+    def shard_keys(self, shard_id: str) -> list[str]:
+        """The keys that the catalogue has of a sealed shard, as of the last look; none when it does not list it."""
+        self.sealed_shards()
+        assert self._catalogue is not None
+        part = self._catalogue.parts.get(shard_id)
+        return [] if part is None else list(part.keys.to_pylist())
+
+    def reader(self, shard_id: str) -> ShardReader:
+        """A reader of a shard's own, wherever it is; brings one that is elsewhere.
+
+        Raises `FileNotFoundError` when it is nowhere, `ValueError` when it is damaged.
+        """
+        return self._open_reader(shard_id)
+
+    @property
+    def open_root(self) -> str:
+        """The folder in which this machine's open shards lie."""
+        return self._open_root
+
     def reload(self) -> None:
         """Look again for what others have sealed or deleted."""
         self._catalogue = load_catalogue(self.folder, self._catalogue)
@@ -230,10 +249,12 @@ class FeatureStore:
     def _cached(self, shard_id: str) -> str | None:
         return None if self._cache_dir is None else os.path.join(self._cache_dir, f"{shard_id}.lmdb")
 
-    def _seal(self, open_dir: str) -> SealedShard | None:
+    def seal(self, open_dir: str) -> SealedShard | None:
+        """Seal the open shard in the folder `open_dir`, whose writer is closed, as `seal_shard` does."""
         return seal_shard(open_dir, self.folder, keep_at=self._cached(os.path.basename(open_dir)))
 
-    def _new_shard(self, shard_id: str) -> ShardWriter:
+    def new_shard(self, shard_id: str) -> ShardWriter:
+        """The one writer of a new open shard on this machine."""
         return ShardWriter(self._open_root, shard_id)
 
 
@@ -288,7 +309,7 @@ class StoreWriter:
         shard_id = new_name()
         if self._announce is not None:
             self._announce(shard_id)
-        return self._store._new_shard(shard_id)
+        return self._store.new_shard(shard_id)
 
     def _end_shard(self) -> None:
         if self._seals:
@@ -300,7 +321,7 @@ class StoreWriter:
         """Close the current shard and seal it: its records outlive this machine's process and, remote, the machine."""
         path = self._shard.path if self._shard is not None else None
         self.close()
-        return self._store._seal(path) if path is not None else None
+        return self._store.seal(path) if path is not None else None
 
     def close(self) -> None:
         """Close the current shard without sealing it; `FeatureStore.recover()` on this machine will."""

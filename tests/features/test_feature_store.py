@@ -96,7 +96,7 @@ def test_nothing_put_nothing_sealed(path: str, local: str) -> None:
     feature_store = FeatureStore(path, local)
     assert feature_store.writer().seal() is None
     assert feature_store.recover() == []
-    writer = feature_store._new_shard("one")
+    writer = feature_store.new_shard("one")
     writer.close()
     assert feature_store.recover() == []
     assert not os.path.exists(writer.path)
@@ -191,7 +191,7 @@ def test_a_damaged_record_is_a_miss_and_its_neighbour_is_not(tmp_path: Path) -> 
 
 def test_a_record_damaged_before_sealing_is_not_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     feature_store = FeatureStore(str(tmp_path))
-    writer = feature_store._new_shard("one")
+    writer = feature_store.new_shard("one")
     good, record = keyed_record(1)
     writer.put_batch([("bad", b"not a record"), (good, store.encode_record(record))])
     writer.close()

@@ -1,0 +1,111 @@
+"""Sealed shards written anew, without some of their records: nothing is ever changed in place."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from pipeline.errors import ConfigError
+from pipeline.features.catalogue import SealedShard, new_name
+from pipeline.features.shard import ShardWriter
+from pipeline.features.store import FeatureStore
+
+_BATCH_BYTES = 64 * 2**20  # of records in memory at a time
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rewritten:
+    """What became of some shards: `made` is what there is instead, `dropped` the keys of records that are gone.
+
+    `damaged` are keys of records that could not be read, which are gone as well.
+    """
+
+    made: tuple[SealedShard, ...]
+    removed: tuple[str, ...]
+    dropped: tuple[str, ...]
+    damaged: tuple[str, ...] = ()
+
+
+def rewrite_shards(store: FeatureStore, shard_ids: Sequence[str], drop: Collection[str] = ()) -> Rewritten:
+    """Put the records of sealed shards, but for the keys to `drop`, into as few new ones as `shard_bytes` allows.
+
+    Of a key that several have, the newest shard's record stays. The new shards are sealed and listed before the old
+    ones go: cut off in between, both are there, no record is lost, and doing it again ends it. Only when it returns is
+    what was dropped no longer found. Raises `ConfigError` when a process of this machine reads one of them.
+    """
+    used = store.in_use(shard_ids)
+    if used:
+        raise ConfigError(
+            f"shards {', '.join(used)} are in use on this machine; end the runs that read the store first"
+        )
+    writer = _Writer(store)
+    seen: set[str] = set()
+    dropped: list[str] = []
+    damaged: list[str] = []
+    for shard_id in sorted(shard_ids, reverse=True):
+        try:
+            reader = store.reader(shard_id)
+        except (FileNotFoundError, ValueError):
+            damaged += store.shard_keys(shard_id)
+            continue
+        for key in reader.keys():  # noqa: SIM118 (not a mapping)
+            if key in seen:
+                continue
+            if key in drop:
+                dropped.append(key)
+                continue
+            try:
+                data = reader.get(key)
+            except ValueError:
+                damaged.append(key)
+                continue
+            if data is not None:
+                seen.add(key)
+                writer.put(key, bytes(data))
+        reader.close()
+    made = writer.seal()
+    store.close()
+    store.delete_shards(shard_ids)
+    store.reload()
+    lost = tuple(key for key in dict.fromkeys(damaged) if key not in seen)
+    return Rewritten(made=tuple(made), removed=tuple(shard_ids), dropped=tuple(dict.fromkeys(dropped)), damaged=lost)
+
+
+class _Writer:
+    """Fills one shard after another."""
+
+    def __init__(self, store: FeatureStore) -> None:
+        self._store = store
+        self._shard: ShardWriter | None = None
+        self._waiting: list[tuple[str, bytes]] = []
+        self._waiting_bytes = self._shard_bytes = 0
+        self._made: list[SealedShard] = []
+
+    def put(self, key: str, data: bytes) -> None:
+        if self._shard_bytes + len(data) > self._store.shard_bytes and self._shard_bytes:
+            self._end()
+        self._waiting.append((key, data))
+        self._waiting_bytes += len(data)
+        self._shard_bytes += len(data)
+        if self._waiting_bytes >= _BATCH_BYTES:
+            self._flush()
+
+    def seal(self) -> list[SealedShard]:
+        self._end()
+        return self._made
+
+    def _flush(self) -> None:
+        if self._waiting:
+            if self._shard is None:
+                self._shard = self._store.new_shard(new_name())
+            self._shard.put_batch(self._waiting)
+        self._waiting, self._waiting_bytes = [], 0
+
+    def _end(self) -> None:
+        self._flush()
+        if self._shard is not None:
+            self._shard.close()
+            sealed = self._store.seal(self._shard.path)
+            if sealed is not None:
+                self._made.append(sealed)
+        self._shard, self._shard_bytes = None, 0
