@@ -90,7 +90,7 @@ def write_entries(folder: Folder, shard: SealedShard, entries: Sequence[Entry]) 
     rows = [{**_columns(entry), "shard": shard.shard_id, "created": created} for entry in entries]
     metadata = {_SHARD: json.dumps(dataclasses.asdict(shard))}
     table = pa.Table.from_pylist(rows, _ENTRIES).replace_schema_metadata(metadata)
-    folder.write_bytes(_entries_name(shard.shard_id), _parquet(table))
+    folder.write_bytes(entries_name(shard.shard_id), _parquet(table))
 
 
 def _columns(entry: Entry) -> dict[str, Any]:
@@ -101,20 +101,20 @@ def _columns(entry: Entry) -> dict[str, Any]:
 
 def remove_entries(folder: Folder, shard_id: str) -> None:
     """Take a shard out of the catalogue: its keys are no longer found."""
-    folder.remove(_entries_name(shard_id))
+    folder.remove(entries_name(shard_id))
 
 
 def read_sealed(folder: Folder, shard_id: str) -> SealedShard | None:
     """What the catalogue says of one shard; None when it does not list it."""
     try:
-        return _sealed(pq.read_schema(pa.BufferReader(folder.read_bytes(_entries_name(shard_id)))))
+        return _sealed(pq.read_schema(pa.BufferReader(folder.read_bytes(entries_name(shard_id)))))
     except FileNotFoundError:
         return None
 
 
 def is_listed(folder: Folder, shard_id: str) -> bool:
     """True when the shard's catalogue file, the last that is written of it, is there."""
-    return folder.exists(_entries_name(shard_id))
+    return folder.exists(entries_name(shard_id))
 
 
 def load_catalogue(folder: Folder, known: Catalogue | None = None) -> Catalogue:
@@ -128,14 +128,15 @@ def load_catalogue(folder: Folder, known: Catalogue | None = None) -> Catalogue:
 
 def _load_part(folder: Folder, shard_id: str) -> CataloguePart | None:
     try:
-        data = folder.read_bytes(_entries_name(shard_id))
+        data = folder.read_bytes(entries_name(shard_id))
     except FileNotFoundError:  # deleted since it was listed
         return None
     table = pq.read_table(pa.BufferReader(data), columns=["key"])
     return CataloguePart(shard=_sealed(table.schema), keys=table.column("key").combine_chunks())
 
 
-def _entries_name(shard_id: str) -> str:
+def entries_name(shard_id: str) -> str:
+    """Where a shard's catalogue file lies below the store's root."""
     return f"{CATALOGUE}/{shard_id}.parquet"
 
 
