@@ -196,3 +196,31 @@ def compact(where: Where) -> None:
 
         made = put_together(opened(where))
     typer.echo(f"{len(made)} shards made, of {sum(shard.num_records for shard in made)} records")
+
+
+@app.command()
+def delete(
+    config: Annotated[str, typer.Argument(help="The YAML file of a job: its store, output folder and vector stores.")],
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace one value.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Whose items; alone, all of them.")] = None,
+    item: Annotated[list[str] | None, typer.Option(help="An item, by its id; may be given again.")] = None,
+    content: Annotated[str | None, typer.Option(help="All of one content, such as sha256:….")] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete it, instead of showing it.")] = False,
+    receipt: Annotated[str | None, typer.Option(metavar="FILE", help="Where to write the receipt.")] = None,
+) -> None:
+    """Delete what was derived from items: features, frames, vectors, rows of finished runs. Exit 1 if some is left."""
+    with refusals():
+        from pipeline.deletion import Selection, find_derived
+        from pipeline.deletion import delete as forget
+
+        loaded = load_config(config, set_ or []).anchored()
+        section = loaded.store
+        store = FeatureStore(section.path, section.local_path, section.shard_bytes, section.shard_windows)
+        selection = Selection(tenant=tenant, item_ids=tuple(item or ()), content=content)
+        found = (forget if yes else find_derived)(loaded, store, selection)
+    told = json.dumps(found.to_json(), indent=2)
+    typer.echo(told)
+    if not yes:
+        typer.echo("nothing was changed; --yes deletes this, and the points of the vector stores")
+    elif receipt is not None:
+        Path(receipt).write_text(told + "\n", encoding="utf-8")

@@ -448,7 +448,8 @@ class _Driver:
         folder = self.run.folder
         self._seal_leftovers(context)
         if self.config.store.retention == "keep":
-            self._seal(context, self._written_shards())
+            waiting = {shard for shard in self._written_shards() if not self.store.is_sealed(shard)}
+            self._seal(context, waiting - self._lost(waiting))  # some may have been written anew, or deleted, since
         points, num_vanished = {}, 0
         if self.run.base is not None:
             num_vanished = engine.run_task("pipeline.flow:_delete_vanished", context, self.run.base)

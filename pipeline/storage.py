@@ -226,6 +226,14 @@ class Folder:
                 os.unlink(temporary)
             raise
 
+    def folders(self, name: str = "") -> list[str]:
+        """Sorted names of the folders directly in `name`; empty when it does not exist."""
+        try:
+            entries = self._reach(lambda path: self.fs.ls(path, detail=True), name)
+        except FileNotFoundError:
+            return []
+        return sorted(posixpath.basename(e["name"].rstrip("/")) for e in entries if e["type"] == "directory")
+
     def list(self, name: str = "", *, suffix: str = "") -> list[str]:
         """Sorted names of the files directly in `name`, without temporary ones; empty when it does not exist."""
         try:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -243,6 +243,21 @@ class SourceCatalogue:
         self._folder.write_bytes(f"{SOURCES}/{name}", _parquet(table))
         if self._tables is not None:
             self._tables[name] = table
+
+    def forget(self, contents: Collection[str]) -> int:
+        """Take out what is known of these contents; returns how many entries that were. Files are written anew."""
+        forgotten = 0
+        for name in self._folder.list(SOURCES, suffix=".parquet"):
+            table = self._read(name, {})
+            mask = pc.is_in(table.column("content"), value_set=pa.array(sorted(contents), pa.string()))
+            count = int(pc.sum(mask).as_py() or 0)
+            if count == len(table):
+                self._folder.remove(f"{SOURCES}/{name}")
+            elif count:
+                self._folder.write_bytes(f"{SOURCES}/{name}", _parquet(table.filter(pc.invert(mask))))
+            forgotten += count
+        self._tables = None
+        return forgotten
 
     def reload(self) -> None:
         """Read what others have recorded since."""

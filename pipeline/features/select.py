@@ -21,7 +21,8 @@ _COLUMNS = ["key", "tenant", "num_bytes", "feature_length", "grid", "created"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordFilter:
-    """Which records are meant: those of which every term that is given matches (`*` and `?` stand for anything)."""
+    """Which records are meant: those of which every term that is given matches (`*` and `?` stand for anything), and
+    whose content is one of `contents`, where these are given."""
 
     tenant: str | None = None
     content: str | None = None
@@ -30,12 +31,15 @@ class RecordFilter:
     decode_backend: str | None = None
     resize_backend: str | None = None
     key: str | None = None
+    contents: frozenset[str] | None = None
 
     def matches(self, record: Listed) -> bool:
         """True when the record is meant."""
+        if self.contents is not None and record.terms.get("content") not in self.contents:
+            return False
         known: dict[str, str | None] = {"tenant": record.tenant, "key": record.key, **record.terms}
-        given = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
-        return all(_matches(known.get(name), pattern) for name, pattern in given.items())
+        patterns = {name: getattr(self, name) for name in self.__slots__ if name != "contents"}
+        return all(pattern is None or _matches(known.get(name), pattern) for name, pattern in patterns.items())
 
     @property
     def is_empty(self) -> bool:

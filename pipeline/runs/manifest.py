@@ -8,7 +8,7 @@ import itertools
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
@@ -35,6 +35,9 @@ FROZEN_INDEX = "_run/manifest.json"
 FROZEN_PARTS = "_run/manifest"
 _ROW_GROUP_BYTES = 32 * 2**20  # inline bytes held before a row group is written; not tuned
 _COPY_THREADS = 8
+
+
+_ALL_ROWS = 2**62
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -195,6 +198,19 @@ def read_range(folder: Folder, start: int, stop: int) -> list[Request]:
         for part in parts
     )
     return [frozen_request(row) for row in rows]
+
+
+def replace_rows(folder: Folder, replaced: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+    """Write the files of a frozen listing anew, each row (`FROZEN_SCHEMA`) as `replaced` gives it.
+
+    The listing's digest stays that of the rows as they were: it says which listing the run is of.
+    """
+    for name in read_frozen(folder).files:
+        rows = list(_read_rows(folder, name, 0, _ALL_ROWS))
+        changed = [replaced(row) for row in rows]
+        if changed != rows:
+            with folder.writing(name) as file:
+                _write_rows(file, changed)
 
 
 def _listed_requests(

@@ -218,6 +218,10 @@ class Sink(Deletable, Protocol):
         between, also when this process is killed.
         """
 
+    def purge(self) -> None:
+        """Have no file of the configured collection hold anything of what was deleted; servers see to that themselves,
+        in their own time."""
+
     def finish(self, collection: Collection) -> None:
         """At the end of a run: build or refresh the indexes. Idempotent."""
 

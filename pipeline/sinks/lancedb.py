@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import uuid
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any
 
@@ -83,6 +85,29 @@ class LanceDBSink(StoreSink[LanceDBSection]):
     def delete_items(self, physical: str, tenant: str, item_ids: Sequence[str] | None) -> None:
         """Delete the points of these items; None: of all."""
         self._try(lambda: self._open(physical).delete(_items_condition(tenant, item_ids)))
+
+    def purge(self) -> None:
+        """Write every table of the collection anew, with its indexes, and remove older versions.
+
+        Lance notes which rows of a file are deleted; their bytes stay in it, in indexes and in older versions.
+        """
+        for physical in self.versions():
+            self._try(partial(self._write_anew, physical))
+
+    def _write_anew(self, physical: str) -> None:
+        table, index = self._open(physical), _client().index
+        table.update(values_sql={"id": "id"})
+        for each in table.list_indices():
+            [column] = each.columns
+            if column == "vector":
+                config = index.HnswSq(distance_type=table.index_stats(each.name).distance_type)
+            else:
+                config = index.Bitmap() if column == "tenant" else index.BTree()
+            table.create_index(column, config=config, replace=True)
+        # A search at this very moment may have to be asked again, which LanceDB warns of.
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "optimize.cleanup_older_than=0. removes every version", UserWarning)
+            table.optimize(cleanup_older_than=timedelta(0), delete_unverified=True)
 
     @cached_property
     def _db(self) -> Any:

@@ -52,6 +52,9 @@ class StoreSink(ABC, Generic[Section]):
             self._replace_batch(collection.physical, batch, keys)
         return Acknowledged(num_points=len(table))
 
+    def purge(self) -> None:
+        """Nothing to do: Qdrant's optimizer and PostgreSQL's vacuum free what was deleted."""
+
     def finish(self, collection: Collection) -> None:
         self._try(partial(self._finish, collection))
 
