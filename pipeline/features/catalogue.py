@@ -131,7 +131,7 @@ def _load_part(folder: Folder, shard_id: str) -> CataloguePart | None:
         data = folder.read_bytes(entries_name(shard_id))
     except FileNotFoundError:  # deleted since it was listed
         return None
-    table = pq.read_table(pa.BufferReader(data), columns=["key"])
+    table = pq.read_table(pa.BufferReader(data), columns=["key"], use_threads=False)
     return CataloguePart(shard=_sealed(table.schema), keys=table.column("key").combine_chunks())
 
 
@@ -271,4 +271,4 @@ class SourceCatalogue:
     def _read(self, name: str, known: Mapping[str, pa.Table]) -> pa.Table:
         if name in known:
             return known[name]
-        return pq.read_table(pa.BufferReader(self._folder.read_bytes(f"{SOURCES}/{name}")))
+        return pq.read_table(pa.BufferReader(self._folder.read_bytes(f"{SOURCES}/{name}")), use_threads=False)
