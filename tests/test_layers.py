@@ -47,6 +47,8 @@ PURE = (
     "pipeline/planning/decode_cost.py",
     "pipeline/planning/windows.py",
     "pipeline/media/av1.py",
+    "pipeline/media/bits.py",
+    "pipeline/media/h264.py",
     "pipeline/media/avif.py",
     "pipeline/media/archive_index.py",
     "pipeline/media/budget.py",

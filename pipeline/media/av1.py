@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from pipeline.media.bits import Bits
+
 _SEQUENCE_HEADER, _FRAME_HEADER, _FRAME = 1, 3, 6  # obu_type
 _KEY_FRAME, _INTRA_ONLY_FRAME, _SWITCH_FRAME = 0, 2, 3  # frame_type
 _ALL_SLOTS = 255
@@ -32,7 +34,7 @@ def read_sequence(data: bytes | memoryview) -> Av1Sequence | None:
     for kind, payload in _units(data):
         if kind == _SEQUENCE_HEADER:
             try:
-                return _sequence(_Bits(payload))
+                return _sequence(Bits(payload))
             except IndexError:
                 return None
     return None
@@ -47,7 +49,7 @@ def is_unreferenced(data: bytes | memoryview, sequence: Av1Sequence) -> bool:
             return False
         if kind in (_FRAME_HEADER, _FRAME):
             try:
-                if _refresh_frame_flags(_Bits(payload), sequence) != 0:
+                if _refresh_frame_flags(Bits(payload), sequence) != 0:
                     return False
             except IndexError:
                 return False
@@ -82,22 +84,7 @@ def _leb128(data: bytes | memoryview, at: int) -> tuple[int, int]:
     return value, at
 
 
-class _Bits:
-    """Reads bits from the highest on; raises `IndexError` behind the end."""
-
-    def __init__(self, data: bytes | memoryview) -> None:
-        self._data = data
-        self._at = 0
-
-    def read(self, count: int) -> int:
-        value = 0
-        for _ in range(count):
-            value = value << 1 | self._data[self._at >> 3] >> (7 - (self._at & 7)) & 1
-            self._at += 1
-        return value
-
-
-def _sequence(bits: _Bits) -> Av1Sequence | None:
+def _sequence(bits: Bits) -> Av1Sequence | None:
     """sequence_header_obu (5.5.1)."""
     bits.read(3)  # seq_profile
     bits.read(1)  # still_picture
@@ -136,7 +123,7 @@ def _sequence(bits: _Bits) -> Av1Sequence | None:
     )
 
 
-def _refresh_frame_flags(bits: _Bits, sequence: Av1Sequence) -> int:
+def _refresh_frame_flags(bits: Bits, sequence: Av1Sequence) -> int:
     """uncompressed_header (5.9.2) up to refresh_frame_flags."""
     if bits.read(1):  # show_existing_frame: of a key frame it refreshes all slots
         return _ALL_SLOTS

@@ -119,7 +119,9 @@ def open_clip(file: BinaryIO, *, by_range: bool = False) -> Iterator[Clip]:
 
 def _open(opened: ExitStack, file: BinaryIO, format: str) -> tuple[InputContainer, VideoStream]:
     """The container, and the stream to show, alone."""
-    container = opened.enter_context(streams.open_container(file, format))
+    container = opened.enter_context(streams.open_by_header(file, format, is_decoded=True))
+    if container is None:
+        container = opened.enter_context(streams.open_container(file, format))
     stream = streams.shown_stream(container)
     if stream is None:
         raise ItemError("decode", "no_video_stream", f"{container.format.name} without a video stream")

@@ -85,6 +85,11 @@ def _probe_container(
 ) -> Probe:
     stated = stated_seconds(file, signature.format)
     try:
+        if declared != "audio":
+            with streams.open_by_header(file, signature.format, is_decoded=False) as told:
+                pictures = streams.shown_stream(told) if told is not None else None
+                if told is not None and pictures is not None:
+                    return _video_facts(told, pictures, signature, num_bytes)
         with streams.open_container(file, signature.format) as container:
             pictures, sound = streams.shown_stream(container), streams.heard_stream(container)
             if pictures is not None and declared != "audio":
@@ -117,7 +122,7 @@ def _video_facts(container: InputContainer, stream: VideoStream, signature: Sign
         duration_seconds=duration,
         rate_fps=rate,
         num_frames=num_frames or max(1, round(duration * rate)),
-        reorder_depth=max(0, context.reorder_depth),
+        reorder_depth=streams.reorder_depth(stream),
         **_packet_facts(container, stream, duration, rate),
     )
 
