@@ -17,6 +17,7 @@ from pipeline.schema import Probe, SamplePlan
 # keyframe every 128 (libvpx) to 250 frames (libx264, libx265), and streaming services one every 2 to 10 seconds.
 _ASSUMED_GROUP_FRAMES = 128.0
 _ASSUMED_KEYFRAME_RATIO = 8.0  # bytes of a keyframe beside those of another, also of what only has cues
+_TELLS_ORDER = frozenset({"mov"})  # in the header, in which order pictures are shown
 _WITHOUT_PTS = frozenset({"avi", "mpeg"})  # decoded in sequence, for no packet's time is known
 
 
@@ -70,9 +71,10 @@ def decode_seconds(probe: Probe, plan: SamplePlan, *, at_keyframes: bool = False
         return SOUND_SECONDS_PER_SAMPLE * probe.num_samples
     if probe.modality == "video":
         rates = VIDEO_RATES.get(probe.codec, VIDEO_RATES["h264"])
+        opening = 0.0 if probe.container in _TELLS_ORDER else OPENING_MS.get(probe.codec, 0.0)
     else:
-        rates = IMAGE_RATES.get(probe.codec, IMAGE_RATES["png"])
-    return rates.milliseconds(decode_work(probe, plan, at_keyframes=at_keyframes)) / 1e3
+        rates, opening = IMAGE_RATES.get(probe.codec, IMAGE_RATES["png"]), 0.0
+    return (opening + rates.milliseconds(decode_work(probe, plan, at_keyframes=at_keyframes))) / 1e3
 
 
 def decode_work(probe: Probe, plan: SamplePlan, *, at_keyframes: bool = False) -> DecodeWork:
@@ -142,13 +144,15 @@ PACKET_MS = 0.007  # in memory 600 packets took 4 ms
 # to 0.76 for libx265. What AV1's decoder is not given saves little: it has few bytes.
 SKIPPED = {"h264": 0.5, "hevc": 0.6}
 VIDEO_RATES = {
-    "h264": Rates(6.0, 0.0, 0.48, 0.090, 3.3),
+    "h264": Rates(0.5, 0.0, 0.48, 0.090, 3.3),
     "hevc": Rates(0.0, 0.0, 1.03, 0.319, 2.4),
     "vp9": Rates(1.3, 0.12, 1.26, 0.114, 0.0),
     "av1": Rates(0.0, 0.015, 0.39, 0.145, 2.5),
     # Clips of one bit rate each: what a frame takes and what a kilobyte takes cannot be told apart.
     "mpeg4": Rates(3.0, 0.0, 0.34, 0.0145, 2.2),
 }
+# Where the header does not tell the order of pictures some are decoded to find it out, when the file is opened.
+OPENING_MS = {"h264": 5.5}
 IMAGE_RATES = {
     "jpeg": Rates(0.5, 0.0, 0.0, 0.0136, 1.5),
     "png": Rates(0.14, 0.0, 0.0, 0.0072, 5.1),
