@@ -113,8 +113,8 @@ def sound_blocks(
     if start_seconds < 0 or (stop_seconds is not None and stop_seconds <= start_seconds):
         raise ValueError(f"a part starts at 0 or later and stops behind, got {start_seconds = }, {stop_seconds = }")
     try:
-        with _open_track(file) as track:
-            yield from _part(track, rate_hz, start_seconds, stop_seconds, longest_seconds)
+        with _open_track(file, longest_seconds) as track:
+            yield from _part(track, rate_hz, start_seconds, stop_seconds)
     except av.FFmpegError as error:
         raise ItemError("decode", "corrupt", f"the sound cannot be opened: {error}") from error
 
@@ -160,13 +160,15 @@ class _Feed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Track:
-    """A sound that has begun to decode. `origin` is time 0, in seconds of the container's clock."""
+    """A sound that has begun to decode. `origin` is time 0, in seconds of the container's clock; at most
+    `longest_seconds` are taken of it, and as many passed over."""
 
     feed: _Feed
     format: str
     origin: Fraction
     rate_hz: int
     declared_seconds: float
+    longest_seconds: float
     begun: Iterator[AudioFrame]
 
     @property
@@ -192,7 +194,7 @@ class _Track:
 
 
 @contextmanager
-def _open_track(file: BinaryIO) -> Iterator[_Track]:
+def _open_track(file: BinaryIO, longest_seconds: float) -> Iterator[_Track]:
     signature = identify(file, stage="decode", name="sound")
     format = signature.format
     if signature.modality != "video":  # of which sound is a kind, by first bytes
@@ -222,6 +224,7 @@ def _open_track(file: BinaryIO) -> Iterator[_Track]:
             origin=min((start for start in starts if start is not None), default=Fraction(0)),
             rate_hz=first.sample_rate,
             declared_seconds=streams.sound_duration(container, stream) if stated is None else stated,
+            longest_seconds=longest_seconds,
             begun=itertools.chain([first], frames),
         )
 
@@ -298,10 +301,15 @@ def _trimmed(placed: Iterator[tuple[int, Samples]], end: int | None) -> Iterator
 def _window(track: _Track, begin: int, end: int) -> Iterator[Samples]:
     """Samples `begin` (negative: silence) up to `end`, or where the sound ends; gaps are silence.
 
-    What steps back in time (joined transport streams) is passed over.
+    What steps back in time (joined transport streams) is passed over, unless that does not end.
     """
     at = begin
+    reached = passed_over = 0
     for position, samples in _trimmed(_placed(track, begin), track.exact_end):
+        passed_over += max(0, min(len(samples), reached - position))
+        reached = max(reached, position + len(samples))
+        if passed_over > track.longest_seconds * track.rate_hz:
+            raise _too_long(track.longest_seconds)
         while at < min(position, end):
             silence = min(_BLOCK_SAMPLES, min(position, end) - at)
             yield np.zeros(silence, np.float32)
@@ -314,25 +322,23 @@ def _window(track: _Track, begin: int, end: int) -> Iterator[Samples]:
             return
 
 
-def _part(
-    track: _Track, rate_hz: int, start_seconds: float, stop_seconds: float | None, longest_seconds: float
-) -> Iterator[Samples]:
+def _part(track: _Track, rate_hz: int, start_seconds: float, stop_seconds: float | None) -> Iterator[Samples]:
     first = round(start_seconds * rate_hz)
-    most = math.ceil(longest_seconds * rate_hz)
+    most = math.ceil(track.longest_seconds * rate_hz)
     last = first + most + 1 if stop_seconds is None else round(stop_seconds * rate_hz)
     if last - first > most and stop_seconds is not None:
-        raise _too_long(longest_seconds)
+        raise _too_long(track.longest_seconds)
     done = 0
     for block in _resampled(track, rate_hz, first, last):
         done += block.size
         if done > most:
-            raise _too_long(longest_seconds)
+            raise _too_long(track.longest_seconds)
         yield block
     _check(track, (first + done) / rate_hz, stop_seconds, done)
 
 
 def _too_long(longest_seconds: float) -> ItemError:
-    return ItemError("decode", "over_budget_duration", f"more than {longest_seconds:,.0f} s of sound at once")
+    return ItemError("decode", "over_budget_duration", f"more than {longest_seconds:,.0f} s of sound")
 
 
 def _resampled(track: _Track, rate_hz: int, first: int, last: int) -> Iterator[Samples]:
