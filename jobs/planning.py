@@ -16,7 +16,7 @@ from pipeline.errors import ConfigError
 from pipeline.models.vision_language import resolve_device
 from pipeline.planning.calibration import Calibration, Prices
 from pipeline.runs.plan_page import plan_page, plan_text
-from pipeline.stages.calibrate import calibrate, read_calibration, write_calibration
+from pipeline.stages.calibrations import read_calibration, write_calibration
 from pipeline.stages.dry_run import dry_run
 from pipeline.stages.told_plan import told_plan
 
@@ -51,11 +51,12 @@ def run_calibrate(config: Config, *, output: str | None) -> None:
     """Measure this machine, print what was found, and keep it in the store or at `output`."""
     draw_demo(config)
     device = resolve_device(config.encode.device)
-    rates = calibrate(config, device, told=lambda what: typer.echo(f"measuring {what}", err=True))
-    # Not at the top: Ray takes seconds to import, and what is measured before does without.
+    # Not at the top: Ray takes seconds to import, and a plan does without.
     from pipeline import engine
+    from pipeline.trial import calibrate
 
     with engine.ray_session(config.ray):
+        rates = calibrate(config, device, told=lambda what: typer.echo(f"measuring {what}", err=True))
         rates = dataclasses.replace(rates, transfer_bytes_per_second=engine.transfer_rate(_TRANSFER_BYTES))
     for name, value in rates.to_json().items():
         typer.echo(f"{name:32} {'not measured' if value is None else value}")

@@ -40,7 +40,7 @@ from pipeline.scratch import ACTORS_END_SECONDS, open_store, release, segments_t
 from pipeline.sinks.delivery import deliver, forget
 from pipeline.sinks.parquet import part_name
 from pipeline.stages import memory
-from pipeline.stages.calibrate import foretold
+from pipeline.stages.calibrations import foretold
 from pipeline.stages.carried import carried_items
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches

@@ -71,7 +71,16 @@ PURE = (
 WITH_ARROW = ("pipeline/sinks/contract.py",)
 
 # Imports go to the same layer or a lower one. What is not named here is the lowest: media, features, models, …
-LAYERS = ("", "pipeline.stages", "pipeline.engine", "pipeline.scratch", "pipeline.flow", "pipeline.api", "jobs")
+LAYERS = (
+    "",
+    "pipeline.stages",
+    "pipeline.engine",
+    "pipeline.scratch",
+    "pipeline.flow",
+    "pipeline.trial",
+    "pipeline.api",
+    "jobs",
+)
 # The package names what its API has, and imports that when it is used: `import pipeline` itself imports nothing.
 FRONT_DOOR = "pipeline/__init__.py"
 

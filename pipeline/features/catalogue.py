@@ -8,6 +8,7 @@ only when asked, and then only the files that are new.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import uuid
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -17,6 +18,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -28,6 +30,7 @@ CATALOGUE = "catalogue"
 SOURCES = "sources"
 _SHARD = b"headrace"
 _IO_THREADS = 8
+_ODD = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: spreads the bits of digits, of which each has four
 # Of a key's terms, those by which records are looked for; null where a key has no such term, and in the files of
 # shards that were sealed before there were these columns.
 TERM_COLUMNS = (
@@ -150,6 +153,14 @@ def _parquet(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()  # type: ignore[no-any-return]
 
 
+def _hashes(keys: pa.StringArray) -> npt.NDArray[np.uint64]:
+    """(N,) of the first 16 characters of each, 64 bits of a digest's hex digits."""
+    start = pc.binary_slice(keys.cast(pa.binary()), 0, 16)
+    padded = pc.utf8_rpad(start.cast(pa.string()), 16, "\0") if len(keys) else start
+    words = np.frombuffer(padded.buffers()[2] or b"", np.uint64, 2 * len(keys)).reshape(-1, 2)
+    return words[:, 0] * np.uint64(_ODD) ^ words[:, 1]
+
+
 def _matches(column: pa.ChunkedArray, wanted: Iterable[str]) -> np.ndarray[Any, np.dtype[np.int64]]:
     """Row numbers, ascending, whose value is one of `wanted`. One pass; the only index built is over `wanted`."""
     mask = pc.is_in(column, value_set=pa.array(wanted, pa.string()))
@@ -187,7 +198,10 @@ class CataloguePart:
 
 
 class Catalogue:
-    """The keys of every sealed shard at one moment; `parts` is by shard id, in the order the shards were made."""
+    """The keys of every sealed shard at one moment; `parts` is by shard id, in the order the shards were made.
+
+    The first search makes an index of hashes, 16 bytes a key besides the key itself.
+    """
 
     def __init__(self, parts: Mapping[str, CataloguePart]) -> None:
         self.parts = {shard_id: parts[shard_id] for shard_id in sorted(parts)}
@@ -195,13 +209,31 @@ class Catalogue:
         self._keys = pa.chunked_array([part.keys for part in self.parts.values()], pa.string())
         self._ends = np.cumsum([len(part.keys) for part in self.parts.values()], dtype=np.int64)
 
+    @functools.cached_property
+    def _index(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
+        """The keys' hashes, ascending, and the row of each."""
+        hashes = np.concatenate([_hashes(chunk) for chunk in self._keys.chunks])
+        rows = np.argsort(hashes)
+        return hashes[rows], rows
+
     def find(self, keys: Sequence[str]) -> dict[str, str]:
         """Key → shard id for those that are listed; the newest shard wins."""
-        if not len(self._keys):  # a first run asks once an item
+        if not len(self._keys) or not keys:  # a first run asks once an item
             return {}
-        rows = _matches(self._keys, keys)
-        shards = np.searchsorted(self._ends, rows, side="right")
-        return {self._keys[int(row)].as_py(): self._shard_ids[int(n)] for row, n in zip(rows, shards, strict=True)}
+        known, rows = self._index
+        wanted = pa.array(keys, pa.string())
+        hashes = _hashes(wanted)
+        order = np.argsort(hashes)  # searched in order, one page after another: three times as fast
+        first = np.searchsorted(known, hashes[order], side="left")
+        count = np.searchsorted(known, hashes[order], side="right") - first
+        # Each of `keys` beside each row of its hash.
+        places = np.repeat(order, count)
+        found = rows[np.repeat(first - np.cumsum(count) + count, count) + np.arange(len(places))]
+        is_same = pc.equal(self._keys.take(pa.array(found)), wanted.take(pa.array(places))).to_numpy()
+        shards = np.full(len(keys), -1)
+        np.maximum.at(shards, places[is_same], np.searchsorted(self._ends, found[is_same], side="right"))
+        # In the order of `keys`: to look them up by place took three times as long.
+        return {key: self._shard_ids[n] for key, n in zip(keys, shards.tolist(), strict=True) if n >= 0}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

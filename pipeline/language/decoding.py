@@ -31,13 +31,13 @@ class ShrinkingBatch:
     """The loop of transformers' `generate` without sampling and beams, for its argument `custom_generate`.
 
     It gives the tokens that `GenerationMixin._sample` gives (transformers 5.24), except that a row that has ended is
-    taken out of the batch before the next step and costs nothing from then on. `slots` counts row-steps computed after
-    prefill, `idle_slots` those of rows that had ended. Of one batch; make another for the next.
+    taken out of the batch before the next step and costs nothing from then on. `steps` counts those after prefill,
+    `slots` the rows computed in them, `idle_slots` those of rows that had ended. Of one batch; make another for the
+    next.
     """
 
     def __init__(self) -> None:
-        self.slots = 0
-        self.idle_slots = 0
+        self.steps = self.slots = self.idle_slots = 0
 
     def __call__(
         self,
@@ -76,6 +76,7 @@ class ShrinkingBatch:
                     model_kwargs = _shrunk(model_kwargs, kept, len(rows))
                     _shrink_processors(logits_processor, kept)
                     rows, ended, num_ended = rows[kept], ended[kept], 0
+                self.steps += 1
                 self.slots += len(rows)
                 self.idle_slots += num_ended
                 step = 1 if model_kwargs["use_cache"] else None

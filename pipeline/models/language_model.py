@@ -95,8 +95,8 @@ class LanguageModel:
     ) -> list[GeneratedText]:
         """Answers in order; adds `feature_transfer`, `llm_prefill` and `llm_decode` seconds.
 
-        To `counts` it adds `decode_slots`, the tokens that were computed one after another (rows times steps after
-        prefill), and `idle_decode_slots`, those of rows that had their answer already.
+        To `counts` it adds `decode_steps` after prefill, `decode_slots`, the tokens that were computed in them (rows
+        times steps), and `idle_decode_slots`, those of rows that had their answer already.
 
         Lengths must have been checked: a placeholder count that differs from the records' is an error of the batch.
         """
@@ -126,8 +126,12 @@ class LanguageModel:
         ):
             seconds[name] = seconds.get(name, 0.0) + value
         if counts is not None:
-            counts["decode_slots"] = counts.get("decode_slots", 0) + batch.slots
-            counts["idle_decode_slots"] = counts.get("idle_decode_slots", 0) + batch.idle_slots
+            for name, count in (
+                ("decode_steps", batch.steps),
+                ("decode_slots", batch.slots),
+                ("idle_decode_slots", batch.idle_slots),
+            ):
+                counts[name] = counts.get(name, 0) + count
         return answers
 
     def _inputs(self, items: Sequence[PromptedItem]) -> dict[str, Any]:

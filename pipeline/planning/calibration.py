@@ -16,8 +16,8 @@ class Calibration:
 
     Rates are of one worker: a core that decodes, an accelerator (or a core) that encodes, generates or embeds. Those of
     FLOPs are by the formulas of `estimate`. `decode_ratio`: core-seconds here by those of the reference core.
-    `batch_steps`: of a batch of answers, how many tokens its longest has; `answer_tokens`: of an answer. `transfer`:
-    frames through the object store, from one process to another.
+    `batch_steps`: of a batch of answers, behind the first tokens, which prefill gives; `answer_tokens`: of an answer.
+    `transfer`: frames through the object store, from one process to another.
     """
 
     device: str

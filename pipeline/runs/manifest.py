@@ -173,6 +173,24 @@ def publish_manifest(staged: StagedManifest, folder: Folder) -> FrozenManifest:
     return frozen
 
 
+def freeze_part(source: Folder, folder: Folder, start: int, stop: int) -> None:
+    """Freeze items `[start, stop)` of the listing in `source` under `folder`, as a listing of its own."""
+    digest, counts = hashlib.sha256(), Counter[str]()
+    with IdSpill() as ids:
+        rows = _observed(enumerate(read_range(source, start, stop)), ids, digest, counts)
+        name = f"{FROZEN_PARTS}/part-00000.parquet"
+        with folder.writing(name) as file:
+            _write_rows(file, rows)
+    index = {
+        "num_items": stop - start,
+        "num_texts": counts["texts"],
+        "digest": digest.hexdigest(),
+        "files": [name],
+        "rows_per_file": stop - start,
+    }
+    folder.write_json(FROZEN_INDEX, index)
+
+
 def read_frozen(folder: Folder) -> FrozenManifest:
     """The index of a frozen listing. Raises `FileNotFoundError` when `folder` has none."""
     index = folder.read_json(FROZEN_INDEX)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
@@ -43,6 +44,27 @@ def test_keys_are_found_in_the_newest_shard(folder: Folder) -> None:
     assert found == {"a": "1", "b": "2", "c": "2"}
     backwards = catalogue.Catalogue(dict(reversed(catalogue.load_catalogue(folder).parts.items())))
     assert backwards.find(["b"]) == {"b": "2"}
+
+
+def test_keys_with_one_hash_are_told_apart(folder: Folder) -> None:
+    """By their first 16 characters, from which the index is made; and those with none."""
+    same = ["0123456789abcdef" + more for more in ("", "0", "1" * 24, "2" * 24)]
+    list_shard(folder, "1", [same[1], same[2], "x"])
+    list_shard(folder, "2", [same[0], same[2]])
+    loaded = catalogue.load_catalogue(folder)
+    wanted = [*same, "x", "0123456789abcde", "", same[2]]
+    assert loaded.find(wanted) == {same[0]: "2", same[1]: "1", same[2]: "2", "x": "1"}
+
+
+def test_many_keys_are_found_as_a_dictionary_finds_them(folder: Folder) -> None:
+    rng = np.random.default_rng(1)
+    keys = [rng.bytes(20).hex() for _ in range(5000)]
+    truth = {}
+    for shard in range(7):
+        chosen = [keys[i] for i in rng.choice(4000, 1000, replace=False)]
+        list_shard(folder, str(shard), chosen)
+        truth |= dict.fromkeys(chosen, str(shard))
+    assert catalogue.load_catalogue(folder).find(keys) == truth
 
 
 def test_an_empty_store_finds_nothing(folder: Folder) -> None:
