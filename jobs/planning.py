@@ -55,8 +55,8 @@ def run_calibrate(config: Config, *, output: str | None) -> None:
     from pipeline import engine
     from pipeline.trial import calibrate
 
+    rates = calibrate(config, device, told=lambda what: typer.echo(f"measuring {what}", err=True))
     with engine.ray_session(config.ray):
-        rates = calibrate(config, device, told=lambda what: typer.echo(f"measuring {what}", err=True))
         rates = dataclasses.replace(rates, transfer_bytes_per_second=engine.transfer_rate(_TRANSFER_BYTES))
     for name, value in rates.to_json().items():
         typer.echo(f"{name:32} {'not measured' if value is None else value}")

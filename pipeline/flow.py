@@ -102,7 +102,10 @@ def _prompt_pass(context: StageContext, windows: Sequence[Window], stage: str) -
         config.ray.generate_workers,
         config.ray,
         batches=_least_batches(windows, section.max_batch_items),
-        batch_flops=2 * context.checked.parameters["language"] * section.max_batch_items * section.max_new_tokens,
+        batch_flops=2
+        * context.checked.parameters["language"]
+        * section.max_batch_items
+        * max(1, context.answer_tokens),
         memory=engine.Memory(window_task=memory.prompt_bytes(), actor=memory.generate_bytes(context)),
     )
     rows = engine.windows_dataset(windows)

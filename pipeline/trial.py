@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from pipeline import engine, flow
+from pipeline import flow
 from pipeline.config import Config, Incremental, Sinks
 from pipeline.features.store import FeatureStore
-from pipeline.planning.calibration import Calibration
+from pipeline.planning.calibration import Calibration, pass_seconds, work_seconds
 from pipeline.runs.ledger import Ledger
 from pipeline.runs.manifest import freeze_part
 from pipeline.runs.receipts import Totals
@@ -31,19 +33,23 @@ def calibrate(config: Config, device: str, *, told: Callable[[str], None]) -> Ca
     output are beside the job's store, on the same disk or bucket, and removed at the end; sinks get nothing. `told`
     what is being done. Raises what a run raises.
     """
+    # Not at the top: it imports torch, which a driver does without.
+    from pipeline.stages.checked_model import checked_model
+
     config = config.anchored()
     store = FeatureStore(config.store.path, config.store.local_path).folder
     scratch = f"calibrating-{uuid.uuid4().hex[:12]}"
     try:
-        with stage_listing(config) as staged, engine.ray_session(config.ray):
+        with stage_listing(config) as staged:
             listing, num_items, number = Folder(staged.directory), min(staged.num_items, _FIRST_ITEMS), 0
             while True:
                 told(f"{num_items} items")
                 trial = _trial(config, f"{store.url}/{scratch}/{number}")
-                totals = _run(trial, listing, staged.num_items, num_items)
+                checked_model(trial, device)  # as in all runs but a model's first
+                summary, totals = _run(trial, listing, staged.num_items, num_items)
                 seconds = _work_seconds(totals)
                 if number or seconds >= _WORK_SECONDS or num_items == staged.num_items:
-                    return _measured(device, num_items, totals)
+                    return _measured(device, num_items, summary["seconds"], totals)
                 more = math.ceil(2 * num_items * _WORK_SECONDS / max(seconds, 1e-3))
                 number, num_items = number + 1, min(staged.num_items, more)
     finally:
@@ -63,14 +69,14 @@ def _trial(config: Config, home: str) -> Config:
     return config.model_copy(update=changes)
 
 
-def _run(trial: Config, listing: Folder, listed: int, num_items: int) -> Totals:
+def _run(trial: Config, listing: Folder, listed: int, num_items: int) -> tuple[dict[str, Any], Totals]:
     start = (listed - num_items) // 2
     folder = Folder(trial.output).sub(_RUN)
     freeze_part(listing, folder, start, start + num_items)
-    flow.run(trial)
+    summary = flow.run(trial)
     ledger = Ledger(folder)
     entries = [entry for name in ("encode", "generate", "pool") for entry in ledger.finished(name).values()]
-    return _summed(Totals.from_entry(entry) for entry in entries)
+    return summary, _summed(Totals.from_entry(entry) for entry in entries)
 
 
 def _summed(totals: Iterable[Totals]) -> Totals:
@@ -86,7 +92,7 @@ def _work_seconds(totals: Totals) -> float:
     return sum(totals.seconds.get(name, 0.0) for names in FORECAST_STAGES.values() for name in names)
 
 
-def _measured(device: str, num_items: int, totals: Totals) -> Calibration:
+def _measured(device: str, num_items: int, spent: Mapping[str, float], totals: Totals) -> Calibration:
     # Not at the top: it imports torch.
     from pipeline.stages.computing import accelerator_names
 
@@ -98,7 +104,7 @@ def _measured(device: str, num_items: int, totals: Totals) -> Calibration:
         return sum(totals.seconds.get(name, 0.0) for name in FORECAST_STAGES[stage])
 
     steps, answers = counts.get("decode_steps", 0), counts.get("answers", 0)
-    return Calibration(
+    rates = Calibration(
         device=device,
         accelerator=accelerators[0] if accelerators else f"a core of {cpu}",
         cpu=cpu,
@@ -114,6 +120,14 @@ def _measured(device: str, num_items: int, totals: Totals) -> Calibration:
         text_flops_per_second=_ratio(work.text_flops, seconds("text")),
         store_write_bytes_per_second=_ratio(counts.get("store_bytes", 0), seconds("commit")),
         store_read_bytes_per_second=_ratio(work.feature_bytes_read, seconds("feature_transfer")),
+    )
+    encode, answer = pass_seconds(work_seconds(work, rates), rates)
+    answering = spent["generate_pass"] + spent["pool_pass"]
+    return dataclasses.replace(
+        rates,
+        start_seconds=spent["total"] - spent["encode_pass"] - answering,
+        encode_start_seconds=max(0.0, spent["encode_pass"] - encode),
+        answer_start_seconds=max(0.0, answering - answer),
     )
 
 

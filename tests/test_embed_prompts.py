@@ -20,6 +20,7 @@ from pipeline.errors import ConfigError
 from pipeline.models.location import resolve_model
 from pipeline.runs.run_folder import find_run
 from pipeline.search import search
+from pipeline.stages.dry_run import dry_run
 from tests.foretold import run_as_foretold
 from tests.without_ray import run_without_ray
 
@@ -122,3 +123,16 @@ def test_another_method_is_refused(tmp_path: Path) -> None:
 
 def lance(folder: Path) -> dict[str, Any]:
     return {"lancedb": {"uri": str(folder / "lance"), "collection": "pictures"}}
+
+
+def test_batches_have_no_room_for_answers(tmp_path: Path, images: list[str]) -> None:
+    """A prompt of the demo's model has some 60 tokens of 2 KB: with 2,000 tokens of an answer it would be alone."""
+    rows = [{"id": path, "image": path} for path in images[:6]]
+    small = {"system": INSTRUCTION, "max_batch_items": 3, "max_batch_bytes": 2_000_000}
+    plans = [
+        dry_run(configured(tmp_path, rows, generate={**small, "max_new_tokens": tokens}), "cpu", told=lambda _: None)
+        for tokens in (1, 2000)
+    ]
+    assert [plan.work.prompt_batches for plan in plans] == [2, 2]
+    assert plans[0].work.kv_bytes == plans[1].work.kv_bytes > 0
+    run_as_foretold(configured(tmp_path, rows, generate={**small, "max_new_tokens": 2000}))

@@ -17,8 +17,11 @@ from jobs.cli import app
 from pipeline import flow
 from pipeline.config import Config, load_config
 from pipeline.demo.drawn import draw_demo
+from pipeline.runs.manifest import freeze_part, read_frozen, read_range
+from pipeline.runs.run import stage_listing
 from pipeline.stages.calibrations import read_calibration, write_calibration
 from pipeline.stages.dry_run import Forecast, dry_run
+from pipeline.storage import Folder
 from pipeline.trial import calibrate
 from tests.without_ray import run_without_ray
 
@@ -95,7 +98,7 @@ def test_captions(tmp_path: Path) -> None:
     assert (expected.hits, work.encodes, work.feature_bytes_read) == (20, 0, forecast.work.store_bytes)
     answered = flow.run(again)
     assert answered["forecast"]["encodes"] == {"forecast": 0, "found": 0}
-    assert answered["forecast"]["seconds"].keys() == {"feature_transfer", "llm_prefill", "llm_decode"}
+    assert answered["forecast"]["seconds"].keys() == {"feature_transfer", "llm_prefill", "llm_decode", "total"}
     assert_within(expected, answered, ("prompt_tokens",))
 
 
@@ -183,3 +186,14 @@ def test_the_command_that_calibrates(tmp_path: Path) -> None:
     # A copy in memory, with what Ray adds: between a tenth of a GB and a hundred GB a second on any machine.
     assert 1e8 < rates["transfer_bytes_per_second"] < 1e11
     assert not [path for path in (tmp_path / "store").iterdir() if path.name.startswith("calibrat")]
+
+
+def test_a_part_of_a_listing_is_a_listing(demo_media: Path, make_config: Callable[..., Config], tmp_path: Path) -> None:
+    with stage_listing(make_config(demo_media / "manifest.jsonl")) as staged:
+        source, part = Folder(staged.directory), Folder(str(tmp_path / "part"))
+        freeze_part(source, part, 7, 12)
+        whole = read_range(source, 0, staged.num_items)
+    frozen = read_frozen(part)
+    assert (frozen.num_items, frozen.num_texts) == (5, 0)
+    expected = [dataclasses.replace(request, item_index=n) for n, request in enumerate(whole[7:12])]
+    assert read_range(part, 0, 5) == expected and read_range(part, 2, 4) == expected[2:4]

@@ -17,7 +17,8 @@ class Calibration:
     Rates are of one worker: a core that decodes, an accelerator (or a core) that encodes, generates or embeds. Those of
     FLOPs are by the formulas of `estimate`. `decode_ratio`: core-seconds here by those of the reference core.
     `batch_steps`: of a batch of answers, behind the first tokens, which prefill gives; `answer_tokens`: of an answer.
-    `transfer`: frames through the object store, from one process to another.
+    `start_seconds`: of a run on this machine, what is spent outside its passes, and in those that encode and answer
+    before and after their work. `transfer`: frames through the object store, from one process to another.
     """
 
     device: str
@@ -36,6 +37,9 @@ class Calibration:
     store_write_bytes_per_second: float | None = None
     store_read_bytes_per_second: float | None = None
     transfer_bytes_per_second: float | None = None
+    start_seconds: float = 0.0
+    encode_start_seconds: float = 0.0
+    answer_start_seconds: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         """As it is saved."""
@@ -117,6 +121,28 @@ def schedule(seconds: Mapping[str, float], workers: int, decode_cores: int, pric
         bottleneck=max(shared, key=lambda name: shared[name], default=""),
         cost=cost,
     )
+
+
+def pass_seconds(seconds: Mapping[str, float], rates: Calibration) -> tuple[float, float]:
+    """(encode pass, passes that answer) on the machine that was measured, all of it at work, without their starts.
+
+    Where cores do everything they share it evenly; accelerators encode beside the cores that decode.
+    """
+    encode = {name: seconds[name] for name in _ENCODE_PASS if name in seconds}
+    answers = sum(value for name, value in seconds.items() if name not in encode)
+    if not rates.accelerators:
+        return sum(encode.values()) / rates.cpu_count, answers / rates.cpu_count
+    shared = [
+        value / (rates.cpu_count if name == "media_decode" else rates.accelerators) for name, value in encode.items()
+    ]
+    return max(shared, default=0.0), answers / rates.accelerators
+
+
+def run_seconds(seconds: Mapping[str, float], rates: Calibration) -> float:
+    """How long a run takes on the machine that was measured, from its command to its end."""
+    encode, answers = pass_seconds(seconds, rates)
+    starts = rates.start_seconds + rates.answer_start_seconds + (rates.encode_start_seconds if encode else 0.0)
+    return starts + encode + answers
 
 
 def decode_cores_per_accelerator(seconds: Mapping[str, float]) -> float | None:

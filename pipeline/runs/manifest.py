@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import IO, Any
 
@@ -176,8 +176,9 @@ def publish_manifest(staged: StagedManifest, folder: Folder) -> FrozenManifest:
 def freeze_part(source: Folder, folder: Folder, start: int, stop: int) -> None:
     """Freeze items `[start, stop)` of the listing in `source` under `folder`, as a listing of its own."""
     digest, counts = hashlib.sha256(), Counter[str]()
+    numbered = enumerate(read_range(source, start, stop))
     with IdSpill() as ids:
-        rows = _observed(enumerate(read_range(source, start, stop)), ids, digest, counts)
+        rows = _observed(((n, replace(each, item_index=n)) for n, each in numbered), ids, digest, counts)
         name = f"{FROZEN_PARTS}/part-00000.parquet"
         with folder.writing(name) as file:
             _write_rows(file, rows)

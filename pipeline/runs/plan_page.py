@@ -174,7 +174,10 @@ def _times(plan: Mapping[str, Any]) -> list[Row]:
     times = plan["times"]
     if times is None:
         return [("not known", "nothing was measured for this job: run headrace calibrate CONFIG on the target machine")]
-    rows = [("measured on", times["accelerator"])]
+    rows = [
+        ("measured on", times["accelerator"]),
+        ("a run there, with its start", duration(times["this_machine_seconds"])),
+    ]
     for each in times["schedules"]:
         cost = "" if each["cost"] is None else f", costs {each['cost']:,.2f}"
         workers = f"{each['workers']:,} workers, {each['decode_cores']:,} decoding cores"

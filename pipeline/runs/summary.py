@@ -129,6 +129,7 @@ def _forecast(
             for stage, names in FORECAST_STAGES.items()
             if stage in stage_seconds
         }
+        pairs["seconds"]["total"] = {"forecast": stage_seconds["total"], "found": seconds["total"]}
     return pairs
 
 

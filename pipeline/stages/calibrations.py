@@ -10,7 +10,7 @@ from typing import Any
 from pipeline.config import Config
 from pipeline.features.identity import canonical_json
 from pipeline.features.store import FeatureStore
-from pipeline.planning.calibration import Calibration, work_seconds
+from pipeline.planning.calibration import Calibration, run_seconds, work_seconds
 from pipeline.stages.forecast import forecast_work
 
 _READ: dict[str, Any] = {
@@ -42,6 +42,10 @@ def write_calibration(config: Config, rates: Calibration) -> str:
 
 
 def foretold(config: Config, device: str, counts: Mapping[str, int]) -> dict[str, float] | None:
-    """Stage → seconds, summed over workers, of what a run's plans came to; None where nothing was measured for it."""
+    """Stage → seconds, summed over workers, of what a run's plans came to, and `total`, of the run; None where nothing
+    was measured for it."""
     rates = read_calibration(config, device)
-    return None if rates is None else work_seconds(forecast_work(counts), rates)
+    if rates is None:
+        return None
+    seconds = work_seconds(forecast_work(counts), rates)
+    return {**seconds, "total": run_seconds(seconds, rates)}

@@ -96,6 +96,11 @@ class StageContext:
         return self.checked.kind == "vision_language" and self.checked.vectors is not None
 
     @property
+    def answer_tokens(self) -> int:
+        """That an answer may have at most; a prompt that is embedded has none."""
+        return 0 if self.embeds_prompts else self.config.generate.max_new_tokens
+
+    @property
     def deliveries(self) -> list[Delivery]:
         """The vector stores that the run fills."""
         spaces = self.checked.vectors

@@ -50,7 +50,7 @@ def planned_prompt_work(context: StageContext, lengths: Sequence[int], media: Se
     kv_cache = context.facts.kv_cache(generate.dtype)
     batches = plan_language_batches(
         lengths,
-        max_new_tokens=generate.max_new_tokens,
+        max_new_tokens=context.answer_tokens,
         kv_bytes_per_token=kv_cache,
         max_batch_bytes=generate.max_batch_bytes,
         max_batch_items=generate.max_batch_items,
@@ -58,7 +58,7 @@ def planned_prompt_work(context: StageContext, lengths: Sequence[int], media: Se
     work = prompt_work(
         [[lengths[position] for position in batch] for batch in batches],
         context.checked.network("language"),
-        max_new_tokens=0 if context.embeds_prompts else generate.max_new_tokens,
+        max_new_tokens=context.answer_tokens,
         kv_cache=kv_cache,
     )
     return work + Work(feature_bytes_read=sum(expected_record_bytes(context, item) for item in media))

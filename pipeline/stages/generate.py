@@ -103,7 +103,7 @@ class PromptBatches(ABC):
             return []
 
         def tokens(part: Sequence[PromptedItem]) -> int:
-            return max(len(item.input_ids) for item in part) + self.context.config.generate.max_new_tokens
+            return max(len(item.input_ids) for item in part) + self.context.answer_tokens
 
         def tried(part: Sequence[PromptedItem]) -> Sequence[Result]:
             with self.room.trying(len(part) * tokens(part)):

@@ -148,7 +148,7 @@ class PlanPromptWindow:
         order = sorted(items)
         batches = plan_language_batches(
             [len(items[index]["input_ids"]) for index in order],
-            max_new_tokens=generate.max_new_tokens,
+            max_new_tokens=self.context.answer_tokens,
             kv_bytes_per_token=self.context.facts.kv_cache(generate.dtype),
             max_batch_bytes=generate.max_batch_bytes,
             max_batch_items=generate.max_batch_items,

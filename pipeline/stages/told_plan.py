@@ -13,6 +13,7 @@ from pipeline.planning.calibration import (
     Prices,
     decode_cores_per_accelerator,
     placement,
+    run_seconds,
     schedule,
     work_seconds,
 )
@@ -147,6 +148,7 @@ def _times(seconds: dict[str, float], rates: Calibration, prices: Prices, worker
         "device": rates.device,
         "accelerator": rates.accelerator,
         "stage_seconds": seconds,
+        "this_machine_seconds": run_seconds(seconds, rates),
         "schedules": schedules,
         "decode_cores_per_accelerator": needed,
         "cores_per_accelerator": rates.cores_per_accelerator,

@@ -1,5 +1,6 @@
 """Seconds, cores, places and prices against arithmetic done by hand."""
 
+import dataclasses
 import json
 
 import pytest
@@ -8,7 +9,9 @@ from pipeline.planning.calibration import (
     Calibration,
     Prices,
     decode_cores_per_accelerator,
+    pass_seconds,
     placement,
+    run_seconds,
     schedule,
     work_seconds,
 )
@@ -95,3 +98,14 @@ def test_where_to_decode(cores: float, separate: bool, queue: float, transfer: f
 def test_it_is_saved_as_json() -> None:
     assert Calibration.from_json(json.loads(json.dumps(RATES.to_json()))) == RATES
     assert RATES.cores_per_accelerator == 8
+
+
+def test_a_run_on_the_machine_that_was_measured() -> None:
+    """By hand: 2,000 s of decoding on 32 cores take longer than 200 s of transfer on 4 accelerators."""
+    rates = dataclasses.replace(RATES, start_seconds=10.0, encode_start_seconds=5.0, answer_start_seconds=7.0)
+    assert pass_seconds(SECONDS, rates) == pytest.approx((62.5, 106.25))
+    assert run_seconds(SECONDS, rates) == pytest.approx(62.5 + 106.25 + 22.0)
+    answered = {name: SECONDS[name] for name in ("feature_transfer", "llm_prefill", "llm_decode")}
+    assert run_seconds(answered, rates) == pytest.approx(106.25 + 17.0)  # nothing starts that would encode
+    cores = dataclasses.replace(rates, accelerators=0, cpu_count=2)
+    assert pass_seconds(SECONDS, cores) == pytest.approx((2_350 / 2, 425 / 2))

@@ -58,6 +58,7 @@ PLAN: dict[str, Any] = {
         "device": "cuda",
         "accelerator": "one",
         "stage_seconds": {"media_decode": 1_800.0, "vision_encode": 100.0},
+        "this_machine_seconds": 1_234.0,
         "schedules": [
             {
                 "workers": 2,
@@ -118,6 +119,7 @@ def test_the_terminal_gets_every_number_and_no_commands() -> None:
         "18.0; it has 8.0",
         "on machines of their own: a second of encoding waits 1.25 s for the cores beside it, 0.50 s for frames",
         "90.0 s",
+        "20.6 min",
     ):
         assert said in text, said
 

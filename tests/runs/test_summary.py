@@ -73,7 +73,7 @@ def test_what_was_forecast_stands_beside_what_was_found() -> None:
         environment={},
         store_peak_bytes=None,
         points={},
-        stage_seconds={"vision_encode": 4.5, "media_decode": 2.5},
+        stage_seconds={"vision_encode": 4.5, "media_decode": 2.5, "total": 12.0},
     )
     assert found["forecast"] == {
         "encodes": {"forecast": 2, "found": 1},
@@ -83,6 +83,7 @@ def test_what_was_forecast_stands_beside_what_was_found() -> None:
         "seconds": {
             "media_decode": {"forecast": 2.5, "found": 3.0},
             "vision_encode": {"forecast": 4.5, "found": 5.0},
+            "total": {"forecast": 12.0, "found": 9.0},
         },
     }
 
