@@ -8,6 +8,7 @@
 | `decode_backend` | decoders differ in rounding, colour conversion and chroma upsampling; with its version;      |
 |                  | of a page, also the size at which it is drawn before it is resized; of an image, the         |
 |                  | background and the rule for truncated files where they are not the default                   |
+| `decode_rules`   | what headrace makes of the libraries' pixels; raised when that changes                       |
 | `resize_backend` | PIL and torchvision differ by up to 2 levels a pixel; with its version; for JPEGs whether    |
 |                  | their decoder has scaled them before                                                         |
 | `resized_size`   | other pixels, other grid: (height, width)                                                    |
@@ -17,13 +18,12 @@
 | `placeholder`    | layout of the placeholder ids that are stored beside the features                            |
 | `prompt`         | the text a prompt-conditioned encoder read; empty for every other encoder                    |
 
-The key of decoded frames has `tenant`, `content`, `sampling`, `decode_backend`, `resize_backend` and `resized_size` of
-these, and two terms more. Nothing else is in it: any model that is shown frames of one size shares them.
+The key of decoded frames has `tenant`, `content`, `sampling`, `decode_backend`, `decode_rules`, `resize_backend` and
+`resized_size` of these, and a term more. Nothing else is in it: any model that is shown frames of one size shares them.
 
 | term             | changes the pixels because                                                                   |
 | ---------------- | -------------------------------------------------------------------------------------------- |
 | `cropped_size`   | only the middle is kept: (height, width), where the model's processor crops; else None       |
-| `decode_rules`   | what headrace makes of the libraries' pixels; raised when that changes                       |
 
 Pure: standard library only.
 """
@@ -83,6 +83,7 @@ class FeatureKeyTerms(_KeyTerms):
     content: str
     sampling: tuple[float, ...]
     decode_backend: str
+    decode_rules: int
     resize_backend: str
     resized_size: tuple[int, int]
     processor: str
@@ -100,7 +101,7 @@ class FrameKeyTerms(_KeyTerms):
     content: str
     sampling: tuple[float, ...]
     decode_backend: str
+    decode_rules: int
     resize_backend: str
     resized_size: tuple[int, int]
     cropped_size: tuple[int, int] | None
-    decode_rules: int

@@ -199,6 +199,11 @@ class _Environment:
             return None if value is None else memoryview(value)
         return _owned(memoryview(value), self)
 
+    def read_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        with self._reading() as transaction:
+            found = map(transaction.get, keys)
+            return [None if value is None else bytes(value) for value in found]
+
     def keys(self) -> list[str]:
         with self._reading() as transaction, transaction.cursor() as cursor:
             return [bytes(key).decode() for key in cursor.iternext(values=False)]
@@ -274,6 +279,13 @@ class ShardWriter:
         if self._shard is None:
             raise ValueError(f"shard {self.path} is closed")
         self._shard.write([(k.encode(), b"".join([v, _CHECKSUM.pack(zlib.crc32(v))])) for k, v in items])
+
+    def existing(self, keys: Sequence[str]) -> dict[str, bytes]:
+        """The records of those of `keys` that the shard has."""
+        if self._shard is None:
+            raise ValueError(f"shard {self.path} is closed")
+        found = self._shard.read_all([key.encode() for key in keys])
+        return {key: value[: -_CHECKSUM.size] for key, value in zip(keys, found, strict=True) if value is not None}
 
     def close(self) -> None:
         """Stop writing and give the lock back; the records stay in the open folder."""

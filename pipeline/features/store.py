@@ -270,6 +270,23 @@ def _same(record: FeatureRecord, terms: dict[str, Any]) -> bool:
     return canonical_json(record.key_terms) == canonical_json(terms)
 
 
+def _apart(shard: ShardWriter, records: Sequence[tuple[str, FeatureRecord]]) -> list[str]:
+    """A key for each, that no record of other terms has."""
+    taken = {key: decode_record(data).key_terms for key, data in shard.existing([key for key, _ in records]).items()}
+    keys = []
+    for key, record in records:
+        free, number = key, 0
+        while free in taken and canonical_json(taken[free]) != canonical_json(record.key_terms):
+            number += 1
+            free = f"{key}-{number}"
+            held = shard.existing([free]).get(free)
+            if held is not None:
+                taken[free] = decode_record(held).key_terms
+        taken[free] = record.key_terms
+        keys.append(free)
+    return keys
+
+
 class StoreWriter:
     """Puts batches into a shard of its own, opened with the first batch.
 
@@ -288,6 +305,11 @@ class StoreWriter:
 
     def put(self, records: Sequence[tuple[str, FeatureRecord]], window: int = 0) -> str:
         """Commit a batch whole, or not at all; returns the id of the shard that has it, for its receipt."""
+        return self.put_named(records, window)[0]
+
+    def put_named(self, records: Sequence[tuple[str, FeatureRecord]], window: int = 0) -> tuple[str, list[str]]:
+        """As `put`; returns the keys, too, that the records are under: their own, unless a record of other terms has
+        that in this shard. A record under another key is found by whoever was told it, and by nobody else."""
         if len(self._windows | {window}) > self._store.shard_windows:
             self._end_shard()
         if self._shard is None:
@@ -295,7 +317,8 @@ class StoreWriter:
             self._num_bytes = 0
             self._windows = set()
         self._windows.add(window)
-        items = [(key, encode_record(record)) for key, record in records]
+        keys = _apart(self._shard, records)
+        items = [(key, encode_record(record)) for key, (_, record) in zip(keys, records, strict=True)]
         self._shard.put_batch(items)
         num_bytes = sum(len(data) for _, data in items)
         self._num_bytes += num_bytes
@@ -303,7 +326,7 @@ class StoreWriter:
         shard_id = self._shard.shard_id
         if self._num_bytes >= self._store.shard_bytes:
             self._end_shard()
-        return shard_id
+        return shard_id, keys
 
     def _start_shard(self) -> ShardWriter:
         shard_id = new_name()

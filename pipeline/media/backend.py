@@ -30,6 +30,6 @@ SOUND_BACKEND: str = f"pyav-{av.__version__},{_libav(*_READING, 'libswresample')
 PAGE_BACKEND: str = f"pdfium-{PDFIUM_INFO.build}"
 IMAGE_BACKEND: str = f"pillow-{PIL.__version__},simplejpeg-{version('simplejpeg')},images-{_IMAGE_RULES}"
 HEIF_BACKEND: str = IMAGE_BACKEND + _heif()
-# What `pipeline.media` itself makes of the libraries' pixels, whatever they are of: a term of the key of decoded
-# frames. Raised when other pixels come out of the same libraries.
+# What `pipeline.media` itself makes of the libraries' pixels, whatever they are of: a term of every key. Raised when
+# other pixels come out of the same libraries.
 DECODE_RULES = 1

@@ -133,7 +133,9 @@ class EncodeBatches:
             for item, found in zip((i for i in staged.items if i.has_pixels), features, strict=True)
         ]
         before = self.writer.put_bytes
-        shard = self.writer.put(records, receipt.window) if records else ""
+        shard, own_keys = self.writer.put_named(records, receipt.window) if records else ("", [])
+        kept = (item.planned.position for item in staged.items if item.has_pixels)
+        keys |= dict(zip(kept, own_keys, strict=True))
         times = {
             "encoder_queue_ms": 1e3 * (staged.started - staged.batch["decoded_at"]),
             "mm_processor_ms": 1e3 * seconds.get("mm_processor", 0.0),

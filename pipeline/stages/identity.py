@@ -70,6 +70,7 @@ class EncoderIdentity:
             content=content,
             sampling=_sampling(planned),
             decode_backend=self._decode_backend(planned.probe),
+            decode_rules=DECODE_RULES,
             resize_backend=self._resize_backend(planned.probe.container),
             resized_size=planned.geometry.resized_size,
             processor=self.processor,
@@ -85,10 +86,10 @@ class EncoderIdentity:
             content=content,
             sampling=_sampling(planned),
             decode_backend=self._decode_backend(planned.probe),
+            decode_rules=DECODE_RULES,
             resize_backend=self._resize_backend(planned.probe.container),
             resized_size=planned.geometry.resized_size,
             cropped_size=planned.geometry.cropped_size,
-            decode_rules=DECODE_RULES,
         )
 
     def _decode_backend(self, probe: Probe) -> str:

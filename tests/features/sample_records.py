@@ -21,6 +21,7 @@ def terms(number: int) -> FeatureKeyTerms:
         content=f"sha256:{number:064x}",
         sampling=(),
         decode_backend="pillow 13",
+        decode_rules=1,
         resize_backend="pil",
         resized_size=(32, 64),
         processor="p0",

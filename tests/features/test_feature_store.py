@@ -417,3 +417,16 @@ def test_what_the_store_and_its_shards_take(path: str, local: str) -> None:
     assert feature_bytes < feature_store.shard_num_bytes(shard_id) < feature_store.num_bytes() < 2 * feature_bytes
     feature_store.delete_shards([shard_id])
     assert feature_store.shard_num_bytes(shard_id) == 0 and feature_store.num_bytes() < 30_000
+
+
+def test_a_key_that_another_record_has_is_left_to_it(tmp_path: Path) -> None:
+    store = FeatureStore(str(tmp_path / "store"))
+    writer = store.writer()
+    (first, one), (_, two), (_, three) = (keyed_record(n) for n in range(3))
+    shard_id, keys = writer.put_named([(first, one), (first, two), (first, one)])
+    assert keys == [first, f"{first}-1", first]
+    assert writer.put_named([(first, three), (first, two)])[1] == [f"{first}-2", f"{first}-1"]
+    writer.seal()
+    found = store.fetch([(shard_id, key) for key in (first, f"{first}-1", f"{first}-2")])
+    assert [record.key_terms for record in found] == [one.key_terms, two.key_terms, three.key_terms]
+    assert store.fetch([(shard_id, first)], [two.key_terms]) == [None]

@@ -69,7 +69,7 @@ def test_whole_seconds_are_one_time_however_they_are_typed() -> None:
 
 def test_the_key_is_sha256_over_the_spelled_out_terms() -> None:
     spelled = (
-        '{"content":"sha256:' + "0" * 64 + '","decode_backend":"pillow 13","placeholder":"layout0",'
+        '{"content":"sha256:' + "0" * 64 + '","decode_backend":"pillow 13","decode_rules":1,"placeholder":"layout0",'
         '"precision":"float32","processor":"p0","prompt":"","resize_backend":"pil","resized_size":[32,64],'
         '"sampling":[],"tenant":"acme","weights":"w0"}'
     )

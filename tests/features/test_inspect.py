@@ -41,9 +41,9 @@ def variant(number: int, **changes: object) -> tuple[str, FeatureRecord]:
 
 
 def frame_terms(number: int) -> FrameKeyTerms:
-    names = ("tenant", "content", "sampling", "decode_backend", "resize_backend", "resized_size")
+    names = ("tenant", "content", "sampling", "decode_backend", "decode_rules", "resize_backend", "resized_size")
     known = {name: getattr(terms(number), name) for name in names}
-    return FrameKeyTerms(**known, cropped_size=None, decode_rules=1)
+    return FrameKeyTerms(**known, cropped_size=None)
 
 
 @pytest.fixture
