@@ -18,6 +18,9 @@ from pipeline.errors import ConfigError
 
 app = typer.Typer(help="Offline batch multimodal processing on Ray Data.", no_args_is_help=True, add_completion=False)
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace one value: a.b=c.")]
+Sample = Annotated[
+    str | None, typer.Option(metavar="PERCENT", help="Only this part of the items, such as 1%, chosen by their ids.")
+]
 app.add_typer(store.app, name="store")
 
 
@@ -27,15 +30,21 @@ def _commands() -> None:
 
 
 @app.command()
-def run(config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None) -> None:
+def run(
+    config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")],
+    set_: Settings = None,
+    sample: Sample = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what plan does, and write nothing.")] = False,
+) -> None:
     """Run a job, or resume it. Exit codes: 0 done, 2 refused, 3 too many quarantined, 4 held, 5 interrupted."""
-    raise typer.Exit(run_config(config, set_ or []))
+    raise typer.Exit(run_config(config, set_ or [], sample=sample, dry_run=dry_run))
 
 
 @app.command()
 def submit(
     config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")],
     set_: Settings = None,
+    sample: Sample = None,
     address: Annotated[
         str | None, typer.Option(help="Of the cluster's job server, such as http://127.0.0.1:8265; else RAY_ADDRESS.")
     ] = None,
@@ -51,6 +60,7 @@ def submit(
         code = run_submit(
             config,
             set_ or [],
+            sample=sample,
             address=address,
             working_dir=working_dir,
             runtime_env=_mapping(runtime_env),

@@ -77,6 +77,7 @@ def _config_of(run: Folder, config: Config, number: int, state: dict[str, Any]) 
             "output": run.sub(_FOLDER).url,
             "run_id": f"retry-{number:04d}",
             "limit": None,
+            "sample_fraction": None,
             "demo_media": None,
             "max_quarantined_fraction": 1.0,
             "incremental": type(config.incremental)(),
