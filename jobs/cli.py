@@ -95,6 +95,19 @@ def status(
 
 
 @app.command()
+def report(
+    run: Annotated[str, typer.Argument(help="The folder of a run, or an output folder: its last run.")],
+) -> None:
+    """Write a run's report.html from what it has on disk, whether it has ended or not; prints where it is."""
+    with refusals():
+        from pipeline.runs.run_folder import find_run
+        from pipeline.runs.run_page import rewrite_run_page
+
+        where = rewrite_run_page(find_run(run))
+    typer.echo(f"report  {where}")
+
+
+@app.command()
 def retry(
     run: Annotated[str, typer.Argument(help="The folder of a run that has ended, or an output folder: its last run.")],
     code: Annotated[list[str] | None, typer.Option(help="Only what was quarantined with this code.")] = None,

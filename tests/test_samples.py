@@ -1,4 +1,4 @@
-"""`--sample` and `--dry-run`: which items a part of a listing has, what such a run is called, and what is not written."""
+"""`--sample` and `--dry-run`: which items a sample has, what such a run is called, and what is not written."""
 
 from __future__ import annotations
 

@@ -88,8 +88,8 @@ def freeze_manifest(
     """Write the listing under `folder`, its index last; a listing already frozen there is only read.
 
     `expand_pages`: with a row for each page of a PDF, as `page_requests` makes them under `policy`, by `reader`;
-    `limit` counts those. With `sample_fraction` only that part of the rows, chosen by their ids. Raises what `read_manifest` and `page_requests` raise, and `ManifestError` for an id that
-    occurs twice.
+    `limit` counts those. With `sample_fraction` only that part of the rows, chosen by their ids. Raises what
+    `read_manifest` and `page_requests` raise, and `ManifestError` for an id that occurs twice.
     """
     if folder.exists(FROZEN_INDEX):
         return read_frozen(folder)

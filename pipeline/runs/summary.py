@@ -81,8 +81,9 @@ def build_summary(
     """The summary as DESIGN.md names its fields. `counts` are those of the receipts, by these names; absent is 0.
 
     `store_peak_bytes` is None when the store was not looked at. `points` are those that vector stores hold, by table.
-    `stage_seconds` are those that a calibration foretold, None without one; `sample_fraction` is None for all items. Its `sandbox` counts media that a decoder
-    had, by what kept it in; its `forecast` has what written plans came to beside what was found.
+    `stage_seconds` are those that a calibration foretold, None without one; `sample_fraction` is None for all items.
+    Its `sandbox` counts media that a decoder had, by what kept it in; its `forecast` has what written plans came to
+    beside what was found.
 
     Raises `RuntimeError` when the items do not add up: one was lost or counted twice, and no number can be trusted.
     """
