@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -143,6 +144,41 @@ def compare(
     names = runs[0].url, runs[1].url
     typer.echo(json.dumps(found.to_json(), indent=2) if json_ else comparison_text(found, names))
     raise typer.Exit(int(not found.same_results))
+
+
+@app.command()
+def evaluate(
+    config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")],
+    labels: Annotated[str, typer.Option(metavar="FILE", help="What answers have to say, a JSON object a line.")],
+    set_: Settings = None,
+    baseline: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Replace one value of the baseline, after all else.")
+    ] = None,
+    max_regression: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Exit code 1 when a class loses more accuracy than this.")
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Where to write all of it.")] = None,
+) -> None:
+    """Run a configuration and a full-detail baseline on labelled items; tell by class what its answers lose."""
+    with refusals():
+        from pipeline.runs.evaluation import evaluation_text, read_labels
+
+        loaded, known = load_config(config, set_), read_labels(labels)
+        # Not at the top: labels that are refused are said without waiting for torch and Ray.
+        from jobs.evaluating import failed_classes, run_evaluation
+
+        found = run_evaluation(loaded, known, baseline or [])
+    results = found.pop("results")
+    failed = [] if max_regression is None else failed_classes(results, max_regression)
+    if json_ is not None:
+        told = {**found, "max_regression": max_regression, "passed": not failed}
+        classes = [each.to_json() for each in results]
+        Path(json_).write_text(json.dumps({**told, "classes": classes}, indent=2) + "\n", encoding="utf-8")
+    typer.echo(f"run      {found['run']}\nbaseline {found['baseline']}  ({', '.join(found['baseline_settings'])})\n")
+    typer.echo(evaluation_text(results))
+    for each in failed:
+        typer.echo(f"headrace: {each.name} loses {each.regression:.3f}, above {max_regression}", err=True)
+    raise typer.Exit(int(bool(failed)))
 
 
 @app.command()

@@ -582,9 +582,14 @@ def load_config(path: str, settings: list[str] | None = None) -> Config:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: a configuration is a mapping of keys to values, got {type(raw).__name__}")
-    for setting in settings or []:
+    return parse_config(with_settings(raw, settings or []), path)
+
+
+def with_settings(raw: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """`raw` with each `a.b=c` applied, in order. Raises `ConfigError` for one that is not such."""
+    for setting in settings:
         _apply(raw, setting)
-    return parse_config(raw, path)
+    return raw
 
 
 def parse_config(raw: dict[str, Any], origin: str = "config") -> Config:

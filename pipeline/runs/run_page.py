@@ -96,7 +96,7 @@ def _progress(run: Folder) -> dict[str, list[tuple[float, int]]]:
         for name in PASSES
     }
     first = min((each[0][0] for each in ended.values() if each), default=0.0)
-    progress = {}
+    progress: dict[str, list[tuple[float, int]]] = {}
     for name, each in ended.items():
         items, points = 0, []
         for moment, index in each:
