@@ -58,6 +58,7 @@ li b {{ display: block; font-weight: 500; color: var(--soft); font-size: .85rem;
 svg polyline {{ fill: none; stroke: var(--bar); stroke-width: 2; }}
 svg line {{ stroke: var(--line); }}
 div.wide {{ overflow-x: auto; }}
+div.wide td {{ overflow-wrap: normal; white-space: nowrap; }}
 </style>
 </head>
 <body>
@@ -221,7 +222,9 @@ def _ratio(found: float, forecast: float) -> str:
 
 def _forecast(forecast: Mapping[str, Any]) -> str:
     rows = forecast_rows(forecast)
-    return table(["", "forecast", "found", "found / forecast"], rows) if rows else "<p>Nothing was planned.</p>"
+    if not rows:
+        return "<p>Nothing was planned.</p>"
+    return f'<div class="wide">{table(["", "forecast", "found", "found / forecast"], rows)}</div>'
 
 
 def _quarantine(quarantine: Mapping[str, int]) -> str:
