@@ -161,9 +161,12 @@ def evaluate(
 ) -> None:
     """Run a configuration and a full-detail baseline on labelled items; tell by class what its answers lose."""
     with refusals():
+        from pipeline.demo.drawn import draw_demo
         from pipeline.runs.evaluation import evaluation_text, read_labels
 
-        loaded, known = load_config(config, set_), read_labels(labels)
+        loaded = load_config(config, set_)
+        draw_demo(loaded)  # with its labels
+        known = read_labels(labels)
         # Not at the top: labels that are refused are said without waiting for torch and Ray.
         from jobs.evaluating import failed_classes, run_evaluation
 

@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from pipeline import engine, flow
 from pipeline.config import Config, parse_config, with_settings
-from pipeline.demo.drawn import draw_demo
 from pipeline.errors import ConfigError
 from pipeline.runs.evaluation import ClassResult, Label, evaluate, read_answers
 from pipeline.runs.frozen_rows import FROZEN_SCHEMA, frozen_row
@@ -36,7 +35,6 @@ def run_evaluation(config: Config, labels: Sequence[Label], changes: Sequence[st
     """
     if config.job not in JOBS:
         raise ConfigError(f"job {config.job!r} has no answers to hold against labels; these have: {', '.join(JOBS)}")
-    draw_demo(config)
     config = config.anchored()
     root = output_folder(config).sub(_FOLDER)
     shipped = _on_labelled(config, root, _labelled_rows(config, root, labels))
