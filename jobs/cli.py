@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 import sys
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +19,9 @@ from pipeline.errors import ConfigError
 
 app = typer.Typer(help="Offline batch multimodal processing on Ray Data.", no_args_is_help=True, add_completion=False)
 Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Replace one value: a.b=c.")]
+Sample = Annotated[
+    str | None, typer.Option(metavar="PERCENT", help="Only this part of the items, such as 1%, chosen by their ids.")
+]
 app.add_typer(store.app, name="store")
 
 
@@ -27,15 +31,21 @@ def _commands() -> None:
 
 
 @app.command()
-def run(config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")], set_: Settings = None) -> None:
+def run(
+    config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")],
+    set_: Settings = None,
+    sample: Sample = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what plan does, and write nothing.")] = False,
+) -> None:
     """Run a job, or resume it. Exit codes: 0 done, 2 refused, 3 too many quarantined, 4 held, 5 interrupted."""
-    raise typer.Exit(run_config(config, set_ or []))
+    raise typer.Exit(run_config(config, set_ or [], sample=sample, dry_run=dry_run))
 
 
 @app.command()
 def submit(
     config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")],
     set_: Settings = None,
+    sample: Sample = None,
     address: Annotated[
         str | None, typer.Option(help="Of the cluster's job server, such as http://127.0.0.1:8265; else RAY_ADDRESS.")
     ] = None,
@@ -51,6 +61,7 @@ def submit(
         code = run_submit(
             config,
             set_ or [],
+            sample=sample,
             address=address,
             working_dir=working_dir,
             runtime_env=_mapping(runtime_env),
@@ -82,6 +93,19 @@ def status(
 
         found = run_status(find_run(run))
     typer.echo(json.dumps(dataclasses.asdict(found), indent=2) if json_ else status_text(found))
+
+
+@app.command()
+def report(
+    run: Annotated[str, typer.Argument(help="The folder of a run, or an output folder: its last run.")],
+) -> None:
+    """Write a run's report.html from what it has on disk, whether it has ended or not; prints where it is."""
+    with refusals():
+        from pipeline.runs.run_folder import find_run
+        from pipeline.runs.run_page import rewrite_run_page
+
+        where = rewrite_run_page(find_run(run))
+    typer.echo(f"report  {where}")
 
 
 @app.command()
@@ -120,6 +144,44 @@ def compare(
     names = runs[0].url, runs[1].url
     typer.echo(json.dumps(found.to_json(), indent=2) if json_ else comparison_text(found, names))
     raise typer.Exit(int(not found.same_results))
+
+
+@app.command()
+def evaluate(
+    config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")],
+    labels: Annotated[str, typer.Option(metavar="FILE", help="What answers have to say, a JSON object a line.")],
+    set_: Settings = None,
+    baseline: Annotated[
+        list[str] | None, typer.Option(metavar="KEY=VALUE", help="Replace one value of the baseline, after all else.")
+    ] = None,
+    max_regression: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Exit code 1 when a class loses more accuracy than this.")
+    ] = None,
+    json_: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Where to write all of it.")] = None,
+) -> None:
+    """Run a configuration and a full-detail baseline on labelled items; tell by class what its answers lose."""
+    with refusals():
+        from pipeline.demo.drawn import draw_demo
+        from pipeline.runs.evaluation import evaluation_text, read_labels
+
+        loaded = load_config(config, set_)
+        draw_demo(loaded)  # with its labels
+        known = read_labels(labels)
+        # Not at the top: labels that are refused are said without waiting for torch and Ray.
+        from jobs.evaluating import failed_classes, run_evaluation
+
+        found = run_evaluation(loaded, known, baseline or [])
+    results = found.pop("results")
+    failed = [] if max_regression is None else failed_classes(results, max_regression)
+    if json_ is not None:
+        told = {**found, "max_regression": max_regression, "passed": not failed}
+        classes = [each.to_json() for each in results]
+        Path(json_).write_text(json.dumps({**told, "classes": classes}, indent=2) + "\n", encoding="utf-8")
+    typer.echo(f"run      {found['run']}\nbaseline {found['baseline']}  ({', '.join(found['baseline_settings'])})\n")
+    typer.echo(evaluation_text(results))
+    for each in failed:
+        typer.echo(f"headrace: {each.name} loses {each.regression:.3f}, above {max_regression}", err=True)
+    raise typer.Exit(int(bool(failed)))
 
 
 @app.command()

@@ -20,6 +20,7 @@ from pipeline.stages.calibrations import read_calibration, write_calibration
 from pipeline.stages.dry_run import dry_run
 from pipeline.stages.told_plan import told_plan
 
+WORKERS = (1, 2, 4, 8)  # numbers of accelerators that times are told for, where nobody says
 _TRANSFER_BYTES = 64 * 2**20  # as much as a row has at most
 
 

@@ -24,6 +24,7 @@ def run_submit(
     path: str,
     settings: Sequence[str],
     *,
+    sample: str | None,
     address: str | None,
     working_dir: str,
     runtime_env: dict[str, Any],
@@ -45,6 +46,9 @@ def run_submit(
     words = ["python", "-m", f"jobs.{config.job}", "--config", inside]
     for setting in settings:
         words += ["--set", setting]
+    if sample is not None:
+        config.sampled(sample)  # refused here rather than on the cluster
+        words += ["--sample", sample]
     client = _client(address)
     job = client.submit_job(
         entrypoint=shlex.join(words),

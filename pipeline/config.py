@@ -409,6 +409,7 @@ class Config(Section):
     model: str
     prompt: str = "Describe this."
     limit: Positive | None = None
+    sample_fraction: Annotated[float, Field(gt=0, le=1)] | None = None
     budget: BudgetSection = BudgetSection()
     max_quarantined_fraction: Fraction = 1.0
     demo_media: DemoMedia | None = None
@@ -437,6 +438,15 @@ class Config(Section):
             raise ValueError(
                 "incremental.base needs a run_id: a listing that looks the same may hold changed items, so each run of "
                 "it has a name of its own (such as the day)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _samples_delete_nothing(self) -> Config:
+        if self.sample_fraction is not None and self.incremental.delete_vanished:
+            raise ValueError(
+                "a sample has most of the listing left out, and incremental.delete_vanished would delete that from the "
+                "sinks; set incremental.delete_vanished: false"
             )
         return self
 
@@ -475,6 +485,19 @@ class Config(Section):
     def scorer_options(self) -> dict[str, Any]:
         """What a scorer is loaded with: rerankers have an activation of their own."""
         return self.score.model_dump(include={"per_token", "activation"}) if self.job == "score_texts" else {}
+
+    def sampled(self, share: str) -> Config:
+        """The run of a part of the listing, `share` such as "1%" or "0.5%"; a named run gets a name of its own for it.
+
+        Raises `ConfigError` for another notation, a share that is not within (0, 100], and where a sample is refused.
+        """
+        if not re.fullmatch(r"[0-9]+(\.[0-9]+)?%", share):
+            raise ConfigError(f"--sample takes a share such as 1% or 0.5%, got {share!r}")
+        percent = float(share[:-1])
+        changed: dict[str, Any] = {"sample_fraction": percent / 100}
+        if self.run_id is not None:
+            changed["run_id"] = f"{self.run_id}-sample-{percent:g}pct"
+        return parse_config({**self.model_dump(), **changed}, f"--sample {share}")
 
     def limits(self) -> Budget:
         """The admission budget in force."""
@@ -526,7 +549,10 @@ class Config(Section):
             "decode": {"io_threads", "sandbox", "item_seconds"},
             "sources": deadlines,
         }
-        return self.model_dump(mode="json", exclude=exclude)
+        fields = self.model_dump(mode="json", exclude=exclude)
+        if self.sample_fraction is None:
+            del fields["sample_fraction"]  # a run of everything keeps the digest that it had before there were samples
+        return fields
 
     def digest(self) -> str:
         """16 hex digits over `identity()`."""
@@ -556,9 +582,14 @@ def load_config(path: str, settings: list[str] | None = None) -> Config:
         raise ConfigError(f"{path}: not valid YAML: {error}") from error
     if not isinstance(raw, dict):
         raise ConfigError(f"{path}: a configuration is a mapping of keys to values, got {type(raw).__name__}")
-    for setting in settings or []:
+    return parse_config(with_settings(raw, settings or []), path)
+
+
+def with_settings(raw: dict[str, Any], settings: Sequence[str]) -> dict[str, Any]:
+    """`raw` with each `a.b=c` applied, in order. Raises `ConfigError` for one that is not such."""
+    for setting in settings:
         _apply(raw, setting)
-    return parse_config(raw, path)
+    return raw
 
 
 def parse_config(raw: dict[str, Any], origin: str = "config") -> Config:

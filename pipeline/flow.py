@@ -471,6 +471,7 @@ class _Driver:
             store_peak_bytes=self.store_peak_bytes,
             points=points,
             stage_seconds=foretold(self.config, self._encode_workers().device, self.book.counts),
+            sample_fraction=self.config.sample_fraction,
         )
         if self.run.base is not None:
             summary["items_vanished"] = num_vanished

@@ -20,7 +20,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 @pytest.fixture(scope="session")
 def demo_media(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `manifest.jsonl`, `truth.jsonl` and 20 drawn images and clips in every format."""
+    """A folder with `manifest.jsonl`, `truth.jsonl`, `labels.jsonl` and 20 drawn images and clips in every format."""
     folder = tmp_path_factory.mktemp("media")
     make_demo_media(str(folder / "manifest.jsonl"), images=12, videos=8, seed=11)
     return folder

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import yaml
@@ -298,8 +298,19 @@ def test_a_digest_is_sixteen_hex_digits_and_survives_the_round_trip() -> None:
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda path: path.name)
-def test_every_shipped_configuration_loads(path: Path) -> None:
-    assert load_config(str(path)).job
+def test_every_shipped_configuration_loads_as_it_is_written(path: Path) -> None:
+    raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert load_config(str(path)).job == raw["job"]
+    assert (ROOT / "jobs" / f"{raw['job']}.py").exists()  # what ray job submit starts
+    with pytest.raises(ConfigError, match="modle: unknown key; did you mean 'model'"):
+        load_config(str(path), ["modle=x"])
+    if "demo_media" not in raw:
+        assert f"`configs/{path.name}` | `{raw['job']}`" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_every_job_has_a_configuration_with_a_model_of_the_hub() -> None:
+    found = [load_config(str(path)) for path in (ROOT / "configs").glob("*.yaml")]
+    assert {each.job for each in found if ":" not in each.model} == set(get_args(Config.model_fields["job"].annotation))
 
 
 def keys(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -78,8 +78,19 @@ def test_a_run_that_was_cut_off_says_how_far_it_is(tmp_path: Path, monkeypatch: 
     assert status.counts == {"items_written": 12, "items_quarantined": 0, "items_skipped": 0}
     assert "to resume    start the same command again" in status_text(status)
 
+    told = CliRunner().invoke(app, ["report", str(tmp_path / "output")])
+    page = Path(run.locate("report.html"))
+    assert (told.exit_code, told.stdout) == (0, f"report  {page}\n"), told.output
+    written = page.read_text()
+    assert "night: interrupted" in written and "<td>finished</td><td>12</td>" in written
+    assert "<td>items in</td><td>20</td>" in written and "<b>t11</b>" in written
+
     monkeypatch.setattr(Ledger, "record", real)
     summary = start(tmp_path, rows, "night")
+    ended = page.read_text()
+    page.unlink()
+    assert CliRunner().invoke(app, ["report", run.url]).exit_code == 0
+    assert page.read_text() == ended and "<td>sum</td><td>20</td>" in ended
     assert summary["items_quarantined"] == 1
     status = run_status(run)
     assert (status.state, status.passes["pool"]) == ("done", PassStatus(windows=3, items=20))

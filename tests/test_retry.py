@@ -109,6 +109,21 @@ def test_a_retried_run_is_one_that_had_all_from_the_start(
     assert run_retry(run, ()) is None
 
 
+def test_a_run_from_before_a_column_of_timings_is_retried(
+    tmp_path: Path, rows: list[dict[str, Any]], demo_media: Path
+) -> None:
+    first = flow.run(config(tmp_path, rows, "output", max_quarantined_fraction=0.5))
+    run = Folder(f"{tmp_path}/output/{first['run_id']}")
+    part = Path(run.path, "timings", "part-000000.parquet")
+    pq.write_table(pq.read_table(part).drop_columns("encoder_tokens"), part)
+    mend(rows, demo_media, 1)
+    summary = run_retry(run, ())
+    assert summary is not None and summary["items_written"] == first["items_written"] + 1
+    took = pq.read_table(part).to_pylist()
+    assert [row["item_index"] for row in took if row["encoder_tokens"]] == [1]
+    assert len(took) > 1 and all(row["modality"] for row in took)
+
+
 def test_a_retry_that_is_cut_off_goes_on(
     tmp_path: Path, rows: list[dict[str, Any]], demo_media: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

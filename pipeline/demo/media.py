@@ -114,28 +114,30 @@ def _add_stream(container: Any, encoding: _Encoding, options: dict[str, str], ra
 def make_demo_media(manifest_url: str, *, images: int, videos: int, seed: int, captions: int = 0) -> None:
     """Writes `images + videos` drawn media beside `manifest_url` (any fsspec URL), and lastly the manifest itself.
 
-    In the manifest's folder: `media/<id>.<suffix>`, `truth.jsonl` (one object a line: `id`, then question → answer) and
-    the manifest (`{"id", "media": [{"uri", "modality"}]}`, uris relative to its folder). Scenes come from all
-    combinations, held-out ones included; formats and codecs take turns. Equal arguments give equal bytes. Nothing is
-    written when the manifest exists, and the manifest appears whole or not at all, so a first start that was killed
-    half-way is simply made again. With `captions` the manifest ends with as many rows `{"id", "text"}`, which describe
-    the first of the media.
+    In the manifest's folder: `media/<id>.<suffix>`, `truth.jsonl` (one object a line: `id`, then question → answer),
+    `labels.jsonl` (`id`, and by class what a description has to say: `headrace evaluate` reads it) and the manifest
+    (`{"id", "media": [{"uri", "modality"}]}`, uris relative to its folder). Scenes come from all combinations, held-out
+    ones included; formats and codecs take turns. Equal arguments give equal bytes. Nothing is written when the manifest
+    exists, and the manifest appears whole or not at all, so a first start that was killed half-way is simply made
+    again. With `captions` the manifest ends with as many rows `{"id", "text"}`, which describe the first of the media.
     """
     parent, _, manifest_name = manifest_url.rpartition("/")
     folder = Folder(parent or ".")
     if folder.exists(manifest_name):
         return
-    manifest, truth = [], []
+    manifest, truth, labels = [], [], []
     for kind, number, scene in _selection(images, videos, seed):
         item_id = f"{kind}-{number:04d}"
         suffix, data = _file(scene, number, random.Random(f"{seed}/{item_id}"))
         uri = f"media/{item_id}{suffix}"
         folder.write_bytes(uri, data)
         manifest.append({"id": item_id, "media": [{"uri": uri, "modality": kind}]})
+        labels.append({"id": item_id, "expected": scenes.expected(scene)})
         truth.append({"id": item_id} | {q: scenes.answer(scene, q) for q in scenes.QUESTIONS[kind]})
     described = [row[scenes.DESCRIBE] for row in truth[:captions]]
     manifest += [{"id": f"caption-{number:04d}", "text": text} for number, text in enumerate(described)]
     folder.write_bytes("truth.jsonl", _json_lines(truth))
+    folder.write_bytes("labels.jsonl", _json_lines(labels))
     folder.write_bytes(manifest_name, _json_lines(manifest))
 
 

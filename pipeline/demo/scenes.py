@@ -133,6 +133,16 @@ def caption(scene: Scene) -> str:
     return f"a {scene.size} {scene.colour} {scene.shape} {scene.place} on a {scene.background} background"
 
 
+def expected(scene: Scene) -> dict[str, str]:
+    """What the answer to `DESCRIBE` has to say, by class; shapes of small ones and of large ones are two classes."""
+    return {
+        "colour": scene.colour,
+        "size": scene.size,
+        f"{scene.size} shape": scene.shape,
+        "position" if scene.kind == "image" else "motion": scene.place,
+    }
+
+
 def answer(scene: Scene, question: str) -> str:
     """The exact answer to one of `QUESTIONS[scene.kind]`; raises ValueError for any other question."""
     if question not in QUESTIONS[scene.kind]:

@@ -15,7 +15,6 @@ from pipeline.media.thumbnail import as_jpeg, thumbnail
 from pipeline.runs.manifest import read_range
 from pipeline.runs.report import Shown
 from pipeline.schema import MediaItem
-from pipeline.sinks.parquet import part_name
 from pipeline.storage import Folder
 
 _SIDE = 192  # pixels
@@ -29,30 +28,30 @@ def choose_rows(run: Folder, count: int) -> tuple[list[dict[str, Any]], list[dic
     Of vectors, chunks and tokens nothing is read. Looks at every part's verdicts.
     """
     verdicts = []
-    for window, name in enumerate(run.list(suffix=".parquet")):
+    for name in run.list(suffix=".parquet"):  # of a run that was cut off, parts may be missing in between
         with run.open(name) as file:
             table = pq.read_table(file, columns=["status", "code"])
-        verdicts += [(window, row, *pair) for row, pair in enumerate(zip(*table.to_pydict().values(), strict=True))]
-    fine = [(window, row) for window, row, status, _ in verdicts if status == "ok"]
+        verdicts += [(name, row, *pair) for row, pair in enumerate(zip(*table.to_pydict().values(), strict=True))]
+    fine = [(name, row) for name, row, status, _ in verdicts if status == "ok"]
     count = min(count, len(fine))
     chosen = [fine[round(n * (len(fine) - 1) / max(1, count - 1))] for n in range(count)]
-    failed: dict[str, list[tuple[int, int]]] = {}
-    for window, row, status, code in verdicts:
+    failed: dict[str, list[tuple[str, int]]] = {}
+    for name, row, status, code in verdicts:
         places = failed.setdefault(code, []) if status == "quarantined" else []
         if len(places) < EXAMPLES_A_CODE:
-            places.append((window, row))
+            places.append((name, row))
     examples = [place for code in sorted(failed) for place in failed[code]]
     return _rows(run, sorted(set(chosen))), _rows(run, examples)
 
 
-def _rows(run: Folder, places: Sequence[tuple[int, int]]) -> list[dict[str, Any]]:
-    found: dict[tuple[int, int], dict[str, Any]] = {}
-    for window in sorted({window for window, _ in places}):
-        with run.open(part_name(window)) as file:
+def _rows(run: Folder, places: Sequence[tuple[str, int]]) -> list[dict[str, Any]]:
+    found: dict[tuple[str, int], dict[str, Any]] = {}
+    for part in sorted({part for part, _ in places}):
+        with run.open(part) as file:
             schema = pq.read_schema(file)
             table = pq.read_table(file, columns=[n for n in schema.names if n not in ("vector", "chunks", "tokens")])
-        rows = [row for of, row in places if of == window]
-        found |= {(window, row): each for row, each in zip(rows, table.take(rows).to_pylist(), strict=True)}
+        rows = [row for of, row in places if of == part]
+        found |= {(part, row): each for row, each in zip(rows, table.take(rows).to_pylist(), strict=True)}
     return [found[place] for place in places]
 
 

@@ -6,6 +6,8 @@ A manifest is `.parquet`, `.jsonl` / `.ndjson` or `.csv`, with the columns of `p
 from __future__ import annotations
 
 import csv
+import dataclasses
+import hashlib
 import io
 import itertools
 import json
@@ -94,8 +96,14 @@ class _Source:
         return open_reading(self.fs, self.path, self.input)
 
 
-def numbered_requests(input: str, limit: int | None, texts: Sequence[str]) -> Generator[tuple[int, Request]]:
-    """(number of the row in its file, request) in order; arguments and errors are those of `read_manifest`."""
+def numbered_requests(
+    input: str, limit: int | None, texts: Sequence[str], sample_fraction: float | None = None
+) -> Generator[tuple[int, Request]]:
+    """(number of the row in its file, request) in order; arguments and errors are those of `read_manifest`.
+
+    With `sample_fraction` only the rows that `in_sample` chooses by their id, of which `limit` are taken. Raises
+    `ManifestError` when there are none.
+    """
     source = _locate(input)
     if source.format is None and source.path.lower().endswith(ARCHIVE_SUFFIXES) and _kind(source) == "file":
         rows = _list_archive(source)
@@ -103,7 +111,26 @@ def numbered_requests(input: str, limit: int | None, texts: Sequence[str]) -> Ge
         rows = _list_media(source)
     else:
         rows = {".parquet": _parquet_rows, ".csv": _csv_rows}.get(source.format, _json_rows)(source)
-    return _parse(source, rows, limit, texts)
+    if sample_fraction is None:
+        return _parse(source, rows, limit, texts)
+    return _sampled(_parse(source, rows, None, texts), sample_fraction, limit, input)
+
+
+def in_sample(id_: str, fraction: float) -> bool:
+    """True for `fraction` of all ids, the same ones in whatever order, and all of them in every larger sample."""
+    return int.from_bytes(hashlib.sha256(id_.encode()).digest()[:8], "big") < fraction * 2**64
+
+
+def _sampled(
+    numbered: Generator[tuple[int, Request]], fraction: float, limit: int | None, input: str
+) -> Generator[tuple[int, Request]]:
+    count = -1
+    with closing(numbered):
+        chosen = ((row, request) for row, request in numbered if in_sample(request.id, fraction))
+        for count, (row, request) in enumerate(itertools.islice(chosen, limit)):
+            yield row, dataclasses.replace(request, item_index=count)
+    if count < 0:
+        raise ManifestError(f"{input}: none of its items is in a sample of {fraction:.4%}; take a larger one")
 
 
 def _parse(

@@ -78,6 +78,7 @@ def freeze_manifest(
     folder: Folder,
     *,
     limit: int | None,
+    sample_fraction: float | None = None,
     texts: Sequence[str] = (),
     expand_pages: bool = False,
     policy: SourcePolicy = ANYWHERE,
@@ -87,15 +88,15 @@ def freeze_manifest(
     """Write the listing under `folder`, its index last; a listing already frozen there is only read.
 
     `expand_pages`: with a row for each page of a PDF, as `page_requests` makes them under `policy`, by `reader`;
-    `limit` counts those. Raises what `read_manifest` and `page_requests` raise, and `ManifestError` for an id that
-    occurs twice.
+    `limit` counts those. With `sample_fraction` only that part of the rows, chosen by their ids. Raises what
+    `read_manifest` and `page_requests` raise, and `ManifestError` for an id that occurs twice.
     """
     if folder.exists(FROZEN_INDEX):
         return read_frozen(folder)
     digest, counts = hashlib.sha256(), Counter[str]()
     files: list[str] = []
     with IdSpill() as ids:
-        with closing(_listed_requests(input, limit, texts, expand_pages, policy, reader)) as numbered:
+        with closing(_listed_requests(input, limit, sample_fraction, texts, expand_pages, policy, reader)) as numbered:
             requests = _observed(numbered, ids, digest, counts)
             for first in requests:
                 files.append(f"{FROZEN_PARTS}/part-{len(files):05d}.parquet")
@@ -123,6 +124,7 @@ def stage_manifest(
     input: str,
     *,
     limit: int | None,
+    sample_fraction: float | None = None,
     texts: Sequence[str] = (),
     expand_pages: bool = False,
     policy: SourcePolicy = ANYWHERE,
@@ -139,6 +141,7 @@ def stage_manifest(
             input,
             Folder(directory),
             limit=limit,
+            sample_fraction=sample_fraction,
             texts=texts,
             expand_pages=expand_pages,
             policy=policy,
@@ -235,12 +238,14 @@ def replace_rows(folder: Folder, replaced: Callable[[dict[str, Any]], dict[str, 
 def _listed_requests(
     input: str,
     limit: int | None,
+    sample_fraction: float | None,
     texts: Sequence[str],
     expand_pages: bool,
     policy: SourcePolicy,
     reader: Probers | InProcess | None,
 ) -> Generator[tuple[int, Request]]:
-    numbered = numbered_requests(input, limit, texts)
+    # A document is in the sample with all of its pages, or not at all.
+    numbered = numbered_requests(input, limit, texts, sample_fraction)
     return page_requests(numbered, limit=limit, policy=policy, reader=reader) if expand_pages else numbered
 
 

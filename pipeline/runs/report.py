@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
-from pipeline.runs.timing_stats import Histogram, waited_longest
+from pipeline.runs.timing_stats import Histogram, Timed, waited_longest
 from pipeline.storage import Folder
 
 REPORT_NAME = "report.html"
@@ -58,6 +58,7 @@ li b {{ display: block; font-weight: 500; color: var(--soft); font-size: .85rem;
 svg polyline {{ fill: none; stroke: var(--bar); stroke-width: 2; }}
 svg line {{ stroke: var(--line); }}
 div.wide {{ overflow-x: auto; }}
+div.wide td {{ overflow-wrap: normal; white-space: nowrap; }}
 </style>
 </head>
 <body>
@@ -67,6 +68,12 @@ div.wide {{ overflow-x: auto; }}
 </body>
 </html>
 """
+
+# A cache, and the names of what it had, what was made instead, and what it could not give though it was listed.
+_TIERS = (
+    ("features", "features_reused", "encodes", "fallbacks"),
+    ("decoded frames", "frames_reused", "frames_missed", "frames_fallbacks"),
+)
 
 _HEADLINES = (
     ("items_in", "items in"),
@@ -106,18 +113,24 @@ class Shown:
 class Findings:
     """What a run's page shows besides its summary.
 
-    `shown` are items that are ok and `failed` some of each code, `times` those of items by stage and kind, `progress`
-    pass → (seconds since the first window was finished, items finished by then), ascending.
+    `shown` are items that are ok and `failed` some of each code, `times` those of items by stage, kind and size,
+    `progress` pass → (seconds since the first window was finished, items finished by then), ascending.
     """
 
     shown: Sequence[Shown] = ()
     failed: Sequence[Shown] = ()
-    times: Mapping[tuple[str, str], Histogram] = field(default_factory=dict)
+    times: Mapping[Timed, Histogram] = field(default_factory=dict)
     progress: Mapping[str, Sequence[tuple[float, int]]] = field(default_factory=dict)
 
 
 def write_report(folder: Folder, summary: Mapping[str, Any], findings: Findings) -> None:
     """Publish `report.html`: `summary` as `build_summary` makes it, and what else was found."""
+    costs = summary.get("cpu_seconds") or {}
+    told = (
+        ("Fill and padding", _fill(summary)),
+        ("What was there already", _tiers(summary)),
+        ("CPU seconds", _bars(costs) if isinstance(costs, Mapping) and costs else ""),
+    )
     sections = [
         section("Where the items went", _reconciliation(summary)),
         section("What came out", _gallery(findings.shown) or "<p>Nothing.</p>"),
@@ -125,18 +138,21 @@ def write_report(folder: Folder, summary: Mapping[str, Any], findings: Findings)
         section("Numbers", table(["", ""], _headlines(summary))),
         section("Where the time went", _bottleneck(summary["seconds"], findings.times) + _bars(summary["seconds"])),
         section("Items finished over time", _progress(findings.progress)),
-        section("Milliseconds an item, by stage and kind", _percentiles(findings.times)),
-        section("Forecast, from headers, and what was found", _forecast(summary["forecast"])),
+        section("Milliseconds an item, by stage, kind and size", _percentiles(findings.times)),
+        *(section(heading, body) for heading, body in told if body),
+        section("Forecast, from headers, and what was found", _forecast(summary.get("forecast", {}))),
         section("Environment", table(["", ""], sorted(summary["environment"].items()))),
     ]
     title = f"{summary['run_id']}: {summary['status']}"
-    written = page(title, f"configuration {summary['config_digest']}", sections)
+    sample = summary.get("sample_fraction")
+    about = f"configuration {summary['config_digest']}" + ("" if sample is None else f", a sample of {sample:.4%}")
+    written = page(title, about, sections)
     folder.write_bytes(REPORT_NAME, written.encode())
 
 
 def _headlines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Counts that the job has anything of."""
-    return [(label, _number(summary[name])) for name, label in _HEADLINES if summary[name] or name == "items_in"]
+    return [(label, _number(summary[name])) for name, label in _HEADLINES if summary.get(name) or name == "items_in"]
 
 
 def page(title: str, subtitle: str, sections: Iterable[str]) -> str:
@@ -169,7 +185,8 @@ def _number(value: float) -> str:
 def _reconciliation(summary: Mapping[str, Any]) -> str:
     parts = [("written", "items_written"), ("quarantined", "items_quarantined"), ("skipped", "items_skipped")]
     rows = [(label, _number(summary[name])) for label, name in parts]
-    rows.append(("sum", _number(sum(summary[name] for _, name in parts))))
+    finished = sum(summary[name] for _, name in parts)
+    rows.append(("finished" if finished < summary["items_in"] else "sum", _number(finished)))
     rows.append(("items in", _number(summary["items_in"])))
     note = f"<p>{escape(_number(summary['items_reused']))} of the written needed no encoding.</p>"
     return table(["", ""], rows) + note
@@ -205,7 +222,9 @@ def _ratio(found: float, forecast: float) -> str:
 
 def _forecast(forecast: Mapping[str, Any]) -> str:
     rows = forecast_rows(forecast)
-    return table(["", "forecast", "found", "found / forecast"], rows) if rows else "<p>Nothing was planned.</p>"
+    if not rows:
+        return "<p>Nothing was planned.</p>"
+    return f'<div class="wide">{table(["", "forecast", "found", "found / forecast"], rows)}</div>'
 
 
 def _quarantine(quarantine: Mapping[str, int]) -> str:
@@ -238,7 +257,7 @@ def _outcome(row: Mapping[str, Any]) -> str:
     return escape(text if len(text) <= _TEXT_CHARACTERS else f"{text[:_TEXT_CHARACTERS]}…")
 
 
-def _bottleneck(seconds: Mapping[str, float], times: Mapping[tuple[str, str], Histogram]) -> str:
+def _bottleneck(seconds: Mapping[str, float], times: Mapping[Timed, Histogram]) -> str:
     """The stage that has most of the workers' time, and what to change about it."""
     stages = {name: value for name, value in seconds.items() if name in _ADVICE and value > 0}
     if not stages:
@@ -252,14 +271,56 @@ def _bottleneck(seconds: Mapping[str, float], times: Mapping[tuple[str, str], Hi
     return f"<p>{escape(said)}</p>"
 
 
-def _percentiles(times: Mapping[tuple[str, str], Histogram]) -> str:
+def _percentiles(times: Mapping[Timed, Histogram]) -> str:
     if not times:
         return "<p>No item was timed.</p>"
     rows = [
-        (stage, kind, _number(each.count), *(_milliseconds(each.percentile(share)) for share in (0.5, 0.95, 0.99)))
-        for (stage, kind), each in sorted(times.items())
+        (
+            timed.stage,
+            timed.kind,
+            f"≤ {_number(timed.encoder_tokens)}" if timed.encoder_tokens else "",
+            _number(each.count),
+            *(_milliseconds(each.percentile(share)) for share in (0.5, 0.95, 0.99)),
+        )
+        for timed, each in sorted(times.items())
     ]
-    return f'<div class="wide">{table(["stage", "kind", "items", "p50", "p95", "p99"], rows)}</div>'
+    head = ["stage", "kind", "encoder tokens", "items", "p50", "p95", "p99"]
+    return f'<div class="wide">{table(head, rows)}</div>'
+
+
+def _fill(summary: Mapping[str, Any]) -> str:
+    """What share of the batches' tokens was not padding, where the run has such batches."""
+    encoder, prompts, texts = (
+        summary.get(name, 0) for name in ("padded_tokens", "prompt_padded_tokens", "text_padded_tokens")
+    )
+    pairs = (  # all computed, of which padding
+        ("encoder batches", summary.get("computed_tokens", 0), encoder),
+        ("prompt batches", summary.get("prompt_tokens", 0) + prompts, prompts),
+        ("text batches", summary.get("text_tokens", 0) + texts, texts),
+        ("steps of writing answers", summary.get("decode_slots", 0), summary.get("idle_decode_slots", 0)),
+    )
+    rows = [
+        (label, _number(tokens), f"{1 - padding / tokens:.1%}", _number(padding))
+        for label, tokens, padding in pairs
+        if tokens
+    ]
+    if not rows:
+        return ""
+    splits = summary.get("oom_splits", 0)
+    note = f"<p>{_number(splits)} times a batch was cut for want of memory.</p>" if splits else ""
+    return f'<div class="wide">{table(["", "tokens computed", "fill", "padding"], rows)}</div>' + note
+
+
+def _tiers(summary: Mapping[str, Any]) -> str:
+    """Of each cache, how much was there, how much had to be made, and how much was listed but of no use."""
+    rows = []
+    for label, *names in _TIERS:
+        hits, made, fallbacks = (summary.get(name, 0) for name in names)
+        if hits or made:
+            rows.append((label, _number(hits), _number(made), f"{hits / (hits + made):.1%}", _number(fallbacks)))
+    if not rows:
+        return ""
+    return f'<div class="wide">{table(["", "found", "made anew", "found, share", "fell back"], rows)}</div>'
 
 
 def _milliseconds(value: float) -> str:

@@ -77,6 +77,7 @@ def _config_of(run: Folder, config: Config, number: int, state: dict[str, Any]) 
             "output": run.sub(_FOLDER).url,
             "run_id": f"retry-{number:04d}",
             "limit": None,
+            "sample_fraction": None,
             "demo_media": None,
             "max_quarantined_fraction": 1.0,
             "incremental": type(config.incremental)(),
@@ -176,7 +177,8 @@ def _merged(kept: pa.Table | None, new: pa.Table | None, window: Window, items: 
         index = new["item_index"]
         ours = pc.and_(pc.greater_equal(index, window.start), pc.less(index, window.stop))
         tables.append(new.filter(ours).replace_schema_metadata(tables[0].schema.metadata if tables else None))
-    return pa.concat_tables(tables).sort_by("item_index") if tables else None
+    # By name: a run that is older than a column has parts without it.
+    return pa.concat_tables(tables, promote_options="default").sort_by("item_index") if tables else None
 
 
 def _with_attempts(letters: pa.Table, before: pa.Table) -> pa.Table:

@@ -89,6 +89,7 @@ def stage_listing(config: Config) -> StagedManifest:
 def _listing_options(config: Config) -> dict[str, Any]:
     return {
         "limit": config.limit,
+        "sample_fraction": config.sample_fraction,
         "texts": TEXTS.get(config.job, ()),
         "expand_pages": config.job == "index_documents",
         "policy": config.source_policy(),
@@ -148,5 +149,7 @@ def _started(config: Config, run_id: str, folder: Folder, lock: RunLock, manifes
 
 
 def note_ended(config: Config, run_id: str) -> None:
-    """Have the run be what `incremental.base: latest` means."""
+    """Have the run be what `incremental.base: latest` means; a sample, which lacks most of the listing, is not."""
+    if config.sample_fraction is not None:
+        return
     output_folder(config).write_bytes(LATEST_ENDED_NAME, f"{run_id}\n".encode())

@@ -10,11 +10,12 @@ from pipeline.planning.windows import plan_windows
 from pipeline.runs.ledger import Ledger
 from pipeline.runs.lock import current_holder
 from pipeline.runs.manifest import FROZEN_INDEX, read_frozen
+from pipeline.runs.receipts import PassName
 from pipeline.runs.run_folder import read_config
 from pipeline.runs.summary import SUMMARY_NAME
 from pipeline.storage import Folder
 
-PASSES = ("encode", "generate", "pool")
+PASSES: tuple[PassName, ...] = ("encode", "generate", "pool")
 State = Literal["listing", "running", "interrupted", "done"]
 
 

@@ -76,12 +76,14 @@ def build_summary(
     store_peak_bytes: int | None,
     points: Mapping[str, int],
     stage_seconds: Mapping[str, float] | None = None,
+    sample_fraction: float | None = None,
 ) -> dict[str, Any]:
     """The summary as DESIGN.md names its fields. `counts` are those of the receipts, by these names; absent is 0.
 
     `store_peak_bytes` is None when the store was not looked at. `points` are those that vector stores hold, by table.
-    `stage_seconds` are those that a calibration foretold, None without one. Its `sandbox` counts media that a decoder
-    had, by what kept it in; its `forecast` has what written plans came to beside what was found.
+    `stage_seconds` are those that a calibration foretold, None without one; `sample_fraction` is None for all items.
+    Its `sandbox` counts media that a decoder had, by what kept it in; its `forecast` has what written plans came to
+    beside what was found.
 
     Raises `RuntimeError` when the items do not add up: one was lost or counted twice, and no number can be trusted.
     """
@@ -107,6 +109,7 @@ def build_summary(
         "sandbox": {
             name.removeprefix(SANDBOX_COUNT): count for name, count in counts.items() if name.startswith(SANDBOX_COUNT)
         },
+        "sample_fraction": sample_fraction,
     }
 
 

@@ -1,4 +1,4 @@
-"""Times of items by stage and kind: percentiles over a run of any size, in a few kilobytes."""
+"""Times of items by stage, kind and size: percentiles over a run of any size, in a few kilobytes."""
 
 from __future__ import annotations
 
@@ -42,30 +42,53 @@ class Histogram:
         return _LEAST_MS * math.exp((place + 0.5) * _GROWTH)
 
 
-def stage_times(timings: Iterable[pa.Table]) -> dict[tuple[str, str], Histogram]:
-    """(stage, kind of item) → durations, from the `*_ms` columns of a run's timings; nulls are no durations.
+@dataclass(frozen=True, slots=True, order=True)
+class Timed:
+    """What durations are of: a stage, a kind of item, and items of at most so many encoder tokens.
 
-    The kind is the column `modality`, `item` in timings without it.
+    `encoder_tokens` is a power of two; 0 for items without any, and where timings do not tell.
     """
-    found: dict[tuple[str, str], Histogram] = {}
+
+    stage: str
+    kind: str
+    encoder_tokens: int = 0
+
+
+def stage_times(timings: Iterable[pa.Table]) -> dict[Timed, Histogram]:
+    """Durations from the `*_ms` columns of a run's timings; nulls are no durations.
+
+    The kind is the column `modality`, `item` in timings without it; the size is of the column `encoder_tokens`.
+    """
+    found: dict[Timed, Histogram] = {}
     for table in timings:
-        kinds = table["modality"].to_numpy(zero_copy_only=False) if "modality" in table.column_names else None
+        groups = _groups(table)
         for name in table.column_names:
             if not name.endswith("_ms"):
                 continue
             values = table[name].to_numpy(zero_copy_only=False).astype(np.float64)
             known = ~np.isnan(values)
-            for kind in ("item",) if kinds is None else sorted({str(each) for each in kinds[known]}):
-                chosen = known if kinds is None else known & (kinds == kind)
-                if chosen.any():
-                    found.setdefault((name.removesuffix("_ms"), kind), Histogram()).add(values[chosen])
+            for (kind, size), rows in groups.items():
+                chosen = values[rows][known[rows]]
+                if len(chosen):
+                    found.setdefault(Timed(name.removesuffix("_ms"), kind, size), Histogram()).add(chosen)
     return found
 
 
-def waited_longest(times: Mapping[tuple[str, str], Histogram]) -> str | None:
+def _groups(table: pa.Table) -> dict[tuple[str, int], npt.NDArray[np.int64]]:
+    """(kind, bound of the size) → numbers of the rows."""
+    names = table.column_names
+    kinds = table["modality"].to_pylist() if "modality" in names else ["item"] * len(table)
+    sizes = table["encoder_tokens"].to_pylist() if "encoder_tokens" in names else [None] * len(table)
+    groups: dict[tuple[str, int], list[int]] = {}
+    for row, (kind, size) in enumerate(zip(kinds, sizes, strict=True)):
+        groups.setdefault((kind, 1 << (size - 1).bit_length() if size else 0), []).append(row)
+    return {group: np.array(rows) for group, rows in groups.items()}
+
+
+def waited_longest(times: Mapping[Timed, Histogram]) -> str | None:
     """The queue in which items waited longest in all; None where no queue was measured."""
     sums: dict[str, float] = {}
-    for (stage, _), histogram in times.items():
-        if stage.endswith("_queue"):
-            sums[stage] = sums.get(stage, 0.0) + histogram.sum_ms
+    for timed, histogram in times.items():
+        if timed.stage.endswith("_queue"):
+            sums[timed.stage] = sums.get(timed.stage, 0.0) + histogram.sum_ms
     return max(sums, key=lambda stage: sums[stage]) if any(sums.values()) else None

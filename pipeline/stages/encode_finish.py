@@ -22,6 +22,7 @@ ENCODED_SCHEMA = pa.schema(
         ("item_index", pa.int64()),
         ("media_index", pa.int32()),
         ("modality", pa.string()),
+        ("encoder_tokens", pa.int64()),
         ("key", pa.string()),
         ("shard", pa.string()),
         ("reused", pa.bool_()),
@@ -114,6 +115,7 @@ def _encoded_rows(context: StageContext, plan: WindowPlan) -> tuple[list[dict[st
             "item_index": media.item_index,
             "media_index": media.media_index,
             "modality": media.probe.modality,
+            "encoder_tokens": media.shaped.tokens,
             "reused": True,
         }
         if media.position in plan.hits:

@@ -15,14 +15,13 @@ from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODED_SCHEMA, read_encoded
 from pipeline.stages.outcomes import GENERATE_OUTCOME, read_outcomes
 from pipeline.stages.prompt import prompt_plan_name
-from pipeline.stages.publish import item_kind, publish_window, reused_items, summed_times
+from pipeline.stages.publish import TIMED_ITEM, publish_window, reused_items, summed_times, timed_item
 
 _ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
 _GENERATE_TIMES = [name for name in GENERATE_OUTCOME.names if name.endswith("_ms")]
 _TIMINGS_SCHEMA = pa.schema(
     [
-        ("item_index", pa.int64()),
-        ("modality", pa.string()),
+        *TIMED_ITEM,
         *((name, pa.float64()) for name in [*_ENCODE_TIMES, *_GENERATE_TIMES]),
     ]
 )
@@ -90,7 +89,7 @@ def _part_row(request: Request, answer: dict[str, Any] | None, failures: list[di
 
 def _timing_row(request: Request, media: list[dict[str, Any]], answer: dict[str, Any] | None) -> dict[str, Any]:
     """An item's times: its media's added up, its batch's where a batch shares one."""
-    row: dict[str, Any] = {"item_index": request.item_index, "modality": item_kind(request, media)}
+    row = timed_item(request, media)
     row |= summed_times(_ENCODE_TIMES, media)
     for name in _GENERATE_TIMES:
         row[name] = answer[name] if answer else None

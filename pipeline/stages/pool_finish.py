@@ -24,12 +24,11 @@ from pipeline.stages.encode_finish import ENCODE_TIMES, encoded_items, read_reco
 from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.outcomes import failure_row, read_outcomes
 from pipeline.stages.pool_plan import pool_plan_name, read_chunks
-from pipeline.stages.publish import item_kind, publish_window, reused_items, summed_times
+from pipeline.stages.publish import TIMED_ITEM, publish_window, reused_items, summed_times, timed_item
 
 _TIMINGS_SCHEMA = pa.schema(
     [
-        ("item_index", pa.int64()),
-        ("modality", pa.string()),
+        *TIMED_ITEM,
         *((name, pa.float64()) for name in [*ENCODE_TIMES, "text_embed_ms"]),
     ]
 )
@@ -174,7 +173,7 @@ def _chunk_rows(item: _Item) -> list[dict[str, Any]] | None:
 
 def _timing_row(request: Request, item: _Item) -> dict[str, Any]:
     """An item's times: its media's and its chunks' added up."""
-    row: dict[str, Any] = {"item_index": request.item_index, "modality": item_kind(request, item.media)}
+    row = timed_item(request, item.media)
     row |= summed_times(ENCODE_TIMES, item.media)
     row["text_embed_ms"] = sum(p["text_embed_ms"] for p in item.pieces.values()) if item.pieces else None
     return row

@@ -20,14 +20,13 @@ from pipeline.stages.generate_finish import gather
 from pipeline.stages.identity import request_source
 from pipeline.stages.outcomes import PROMPT_VECTOR_OUTCOME, failure_row
 from pipeline.stages.pool_finish import part_schema
-from pipeline.stages.publish import item_kind, publish_window, reused_items, summed_times
+from pipeline.stages.publish import TIMED_ITEM, publish_window, reused_items, summed_times, timed_item
 
 _ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
 _PROMPT_TIMES = [name for name in PROMPT_VECTOR_OUTCOME.names if name.endswith("_ms")]
 _TIMINGS_SCHEMA = pa.schema(
     [
-        ("item_index", pa.int64()),
-        ("modality", pa.string()),
+        *TIMED_ITEM,
         *((name, pa.float64()) for name in [*_ENCODE_TIMES, *_PROMPT_TIMES]),
     ]
 )
@@ -108,7 +107,7 @@ def _part_row(
 
 def _timing_row(request: Request, media: list[dict[str, Any]], vector: dict[str, Any] | None) -> dict[str, Any]:
     """An item's times: its media's added up, its batch's where a batch shares one."""
-    row: dict[str, Any] = {"item_index": request.item_index, "modality": item_kind(request, media)}
+    row = timed_item(request, media)
     row |= summed_times(_ENCODE_TIMES, media)
     for name in _PROMPT_TIMES:
         row[name] = vector[name] if vector else None

@@ -63,11 +63,22 @@ def described_scores(space: ScoreSpace | None) -> dict[str, str]:
     return {"headrace.scores": json.dumps(dataclasses.asdict(space), sort_keys=True)}
 
 
-def item_kind(request: Request, media: Sequence[Mapping[str, Any]]) -> str:
-    """What an item is of, for its timings: a modality, `mixed`, or `text` without media. `media` are its rows
-    (`ENCODED_SCHEMA`), which know what a listing without modalities does not."""
+# What timings begin with: of which item they are, and of what kind and size it is.
+TIMED_ITEM = (("item_index", pa.int64()), ("modality", pa.string()), ("encoder_tokens", pa.int64()))
+
+
+def timed_item(request: Request, media: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The fields of `TIMED_ITEM`. `media` are the item's rows (`ENCODED_SCHEMA`), which know what a listing without
+    modalities does not: `modality` is theirs, `mixed`, or `text` without media; `encoder_tokens` their patches, null
+    where none of them came through."""
     found = {row["modality"] for row in media} or {each.modality for each in request.media} or {"text"}
-    return str(next(iter(found)) or "unknown") if len(found) == 1 else "mixed"
+    kind = str(next(iter(found)) or "unknown") if len(found) == 1 else "mixed"
+    sizes = [row["encoder_tokens"] for row in media if row["encoder_tokens"] is not None]
+    return {
+        "item_index": request.item_index,
+        "modality": kind,
+        "encoder_tokens": sum(sizes) if sizes else None,
+    }
 
 
 def reused_items(media: Mapping[int, Sequence[Mapping[str, Any]]]) -> set[int]:

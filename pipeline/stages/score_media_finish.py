@@ -15,13 +15,11 @@ from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODE_TIMES, encoded_items, read_records
 from pipeline.stages.outcomes import failure_row
-from pipeline.stages.publish import item_kind, publish_window, reused_items, summed_times
+from pipeline.stages.publish import TIMED_ITEM, publish_window, reused_items, summed_times, timed_item
 from pipeline.stages.scored_rows import Failures, scored_row, scored_schema
 
 _FRAMES = pa.list_(pa.struct([("pts_seconds", pa.float64()), ("scores", pa.list_(pa.float32()))]))
-_TIMINGS_SCHEMA = pa.schema(
-    [("item_index", pa.int64()), ("modality", pa.string()), *((name, pa.float64()) for name in ENCODE_TIMES)]
-)
+_TIMINGS_SCHEMA = pa.schema([*TIMED_ITEM, *((name, pa.float64()) for name in ENCODE_TIMES)])
 
 
 def finish_score_media_window(context: StageContext, window: Window) -> dict[str, Any]:
@@ -40,8 +38,7 @@ def finish_score_media_window(context: StageContext, window: Window) -> dict[str
     rows = [_part_row(context, request, records.get(request.item_index), failures) for request in requests]
     times = [
         {
-            "item_index": r.item_index,
-            "modality": item_kind(r, media.get(r.item_index, ())),
+            **timed_item(r, media.get(r.item_index, ())),
             **summed_times(ENCODE_TIMES, media.get(r.item_index, ())),
         }
         for r in requests

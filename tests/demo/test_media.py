@@ -95,7 +95,8 @@ def test_a_demo_set_is_whole_and_true(folder: str) -> None:
     manifest = [json.loads(line) for line in files["manifest.jsonl"].splitlines()]
     truth = [json.loads(line) for line in files["truth.jsonl"].splitlines()]
     assert [row["id"] for row in manifest] == [row["id"] for row in truth]
-    assert {row["media"][0]["uri"] for row in manifest} == files.keys() - {"manifest.jsonl", "truth.jsonl"}
+    listings = {"manifest.jsonl", "truth.jsonl", "labels.jsonl"}
+    assert {row["media"][0]["uri"] for row in manifest} == files.keys() - listings
     kinds = [row["media"][0]["modality"] for row in manifest]
     assert kinds == ["image", "video", "image"] * 3
     suffixes = sorted(row["media"][0]["uri"].rpartition(".")[2] for row in manifest)
@@ -104,6 +105,11 @@ def test_a_demo_set_is_whole_and_true(folder: str) -> None:
         assert row.keys() == {"id", *scenes.QUESTIONS[kind]}
         assert row["id"].startswith(kind)
         assert row[scenes.COLOUR] in row[scenes.DESCRIBE]
+    labels = [json.loads(line) for line in files["labels.jsonl"].splitlines()]
+    assert [row["id"] for row in labels] == [row["id"] for row in truth]
+    for label, row in zip(labels, truth, strict=True):
+        assert len(label["expected"]) == 4
+        assert all(phrase in row[scenes.DESCRIBE] for phrase in label["expected"].values())
 
 
 def test_a_seed_fixes_the_demo_sets_bytes(tmp_path: Path) -> None:

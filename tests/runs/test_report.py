@@ -12,7 +12,7 @@ from pipeline.media.thumbnail import as_jpeg
 from pipeline.runs.gallery import choose_rows
 from pipeline.runs.report import Findings, Shown, forecast_rows, write_report
 from pipeline.runs.summary import build_summary
-from pipeline.runs.timing_stats import Histogram, stage_times, waited_longest
+from pipeline.runs.timing_stats import Histogram, Timed, stage_times, waited_longest
 from pipeline.sinks.parquet import restore_window, write_part
 from pipeline.storage import Folder
 
@@ -132,6 +132,7 @@ def test_times_are_told_by_stage_and_kind_and_the_longest_queue_is_named(tmp_pat
         {
             "item_index": [0, 1, 2],
             "modality": ["image", "video", "text"],
+            "encoder_tokens": [256, 257, None],
             "media_decode_ms": [10.0, 100.0, None],
             "encoder_queue_ms": [1.0, 2.0, None],
             "llm_queue_ms": [3.0, 4.0, 5.0],
@@ -139,22 +140,59 @@ def test_times_are_told_by_stage_and_kind_and_the_longest_queue_is_named(tmp_pat
     )
     times = stage_times([first, first])
     assert {key: each.count for key, each in times.items()} == {
-        ("media_decode", "image"): 2,
-        ("media_decode", "video"): 2,
-        ("encoder_queue", "image"): 2,
-        ("encoder_queue", "video"): 2,
-        ("llm_queue", "image"): 2,
-        ("llm_queue", "text"): 2,
-        ("llm_queue", "video"): 2,
+        Timed("media_decode", "image", 256): 2,
+        Timed("media_decode", "video", 512): 2,
+        Timed("encoder_queue", "image", 256): 2,
+        Timed("encoder_queue", "video", 512): 2,
+        Timed("llm_queue", "image", 256): 2,
+        Timed("llm_queue", "text"): 2,
+        Timed("llm_queue", "video", 512): 2,
     }
     assert waited_longest(times) == "llm_queue" and waited_longest({}) is None
-    assert stage_times([first.drop_columns("modality")]).keys() == {
-        ("media_decode", "item"),
-        ("encoder_queue", "item"),
-        ("llm_queue", "item"),
+    # Of runs that are older than these columns.
+    assert stage_times([first.drop_columns(["modality", "encoder_tokens"])]).keys() == {
+        Timed("media_decode", "item"),
+        Timed("encoder_queue", "item"),
+        Timed("llm_queue", "item"),
     }
     progress = {"encode": [(0.0, 4), (8.0, 12)], "pool": [(2.0, 4)]}
     page = report(tmp_path, [], times=times, progress=progress)
-    assert {"media_decode", "video", "encode: 12 items in 8.0 s"} <= set(page.cells)
+    assert {"media_decode", "video", "≤ 512", "encode: 12 items in 8.0 s"} <= set(page.cells)
     points = [value for name, value in page.attributes if name == "points"]
     assert points == ["0,90 0.0,60.0 560.0,0.0", "0,90 140.0,0.0"]
+
+
+def test_sections_are_of_what_the_summary_has(tmp_path: Path) -> None:
+    bare = {
+        **{"run_id": "old", "config_digest": "c", "status": "done", "quarantine": {}, "seconds": {"total": 1.0}},
+        **{"items_in": 9, "items_written": 9, "items_quarantined": 0, "items_skipped": 0, "items_reused": 0},
+        "environment": {},
+    }
+    headings = ("Fill and padding", "What was there already", "CPU seconds")
+
+    def page(**fields: Any) -> Page:
+        write_report(Folder(str(tmp_path)), {**bare, **fields}, Findings())
+        return Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+
+    assert not set(headings) & set(page().cells)
+    full = page(
+        computed_tokens=4_000,
+        padded_tokens=1_000,
+        prompt_tokens=900,
+        prompt_padded_tokens=100,
+        features_reused=3,
+        encodes=9,
+        fallbacks=2,
+        oom_splits=4,
+        cpu_seconds={"media_decode": 8.25},
+        sample_fraction=0.01,
+    ).cells
+    assert set(headings) <= set(full)
+    at = full.index("encoder batches")
+    assert full[at : at + 4] == ["encoder batches", "4,000", "75.0%", "1,000"]
+    at = full.index("prompt batches")
+    assert full[at : at + 4] == ["prompt batches", "1,000", "90.0%", "100"]  # prompt_tokens are without padding
+    at = full.index("features")
+    assert full[at : at + 5] == ["features", "3", "9", "25.0%", "2"]
+    assert "4 times a batch was cut for want of memory." in full and "text batches" not in full
+    assert "8.25" in full and "configuration c, a sample of 1.0000%" in full
