@@ -62,6 +62,7 @@ def _trial(config: Config, home: str) -> Config:
         "store": store,
         "output": f"{home}/output",
         "run_id": _RUN,
+        "sample_fraction": None,  # the listing is one already
         "sinks": Sinks(),
         "incremental": Incremental(),
         "max_quarantined_fraction": 1.0,

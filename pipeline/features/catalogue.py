@@ -89,8 +89,8 @@ def new_name() -> str:
 
 def write_entries(folder: Folder, shard: SealedShard, entries: Sequence[Entry]) -> None:
     """Publish a sealed shard's catalogue file: from now on its keys are found."""
-    created = datetime.now(UTC)
-    rows = [{**_columns(entry), "shard": shard.shard_id, "created": created} for entry in entries]
+    now = datetime.now(UTC)
+    rows = [{**_columns(entry), "shard": shard.shard_id, "created": entry.created or now} for entry in entries]
     metadata = {_SHARD: json.dumps(dataclasses.asdict(shard))}
     table = pa.Table.from_pylist(rows, _ENTRIES).replace_schema_metadata(metadata)
     folder.write_bytes(entries_name(shard.shard_id), _parquet(table))
@@ -179,7 +179,10 @@ class SealedShard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """What the catalogue says of one record; of `key_terms` it keeps `tenant` and those in `TERM_COLUMNS`, as text."""
+    """What the catalogue says of one record; of `key_terms` it keeps `tenant` and those in `TERM_COLUMNS`, as text.
+
+    `created` is given for records that were in another shard before.
+    """
 
     key: str
     tenant: str
@@ -187,6 +190,7 @@ class Entry:
     feature_length: int
     grid: tuple[int, int, int]
     key_terms: Mapping[str, Any]
+    created: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import glob
 import hashlib
@@ -9,7 +10,9 @@ import logging
 import os
 import shutil
 import uuid
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from datetime import datetime
+from types import MappingProxyType
 
 from pipeline.features.catalogue import (
     Entry,
@@ -32,11 +35,18 @@ def sealed_name(shard_id: str) -> str:
     return f"shards/{shard_id}.lmdb"
 
 
-def seal_shard(open_dir: str, destination: Folder, *, keep_at: str | None = None) -> SealedShard | None:
+def seal_shard(
+    open_dir: str,
+    destination: Folder,
+    *,
+    keep_at: str | None = None,
+    created: Mapping[str, datetime] = MappingProxyType({}),
+) -> SealedShard | None:
     """Compact the open shard at `open_dir`, publish it, list it in the catalogue, then remove the open folder.
 
     Its writer must be closed. Cut off at any point, it is finished by doing it again; done by another meanwhile, it
-    returns what the other made. `keep_at` is where this machine keeps its own copy of a shard that goes to another.
+    returns what the other made. `keep_at` is where this machine keeps its own copy of a shard that goes to another;
+    `created` says of keys since when there are such records, if not since now.
     None for a shard without records, which is only removed.
     """
     try:
@@ -44,7 +54,7 @@ def seal_shard(open_dir: str, destination: Folder, *, keep_at: str | None = None
     except FileNotFoundError:
         return read_sealed(destination, os.path.basename(open_dir))
     with lock:
-        return _seal_locked(open_dir, destination, keep_at)
+        return _seal_locked(open_dir, destination, keep_at, created)
 
 
 def recover_shards(
@@ -128,14 +138,21 @@ def _seal_or_set_aside(open_dir: str, destination: Folder, keep_at: str | None) 
         return None
 
 
-def _seal_locked(open_dir: str, destination: Folder, keep_at: str | None) -> SealedShard | None:
+def _seal_locked(
+    open_dir: str,
+    destination: Folder,
+    keep_at: str | None,
+    created: Mapping[str, datetime] = MappingProxyType({}),
+) -> SealedShard | None:
     shard_id = os.path.basename(open_dir)
-    sealed = read_sealed(destination, shard_id) or _publish(open_dir, destination, keep_at)
+    sealed = read_sealed(destination, shard_id) or _publish(open_dir, destination, keep_at, created)
     _remove_folder(open_dir)
     return sealed
 
 
-def _publish(open_dir: str, destination: Folder, keep_at: str | None) -> SealedShard | None:
+def _publish(
+    open_dir: str, destination: Folder, keep_at: str | None, created: Mapping[str, datetime]
+) -> SealedShard | None:
     """All of sealing but the removal. None when the shard has no records."""
     for leftover in glob.glob("*.tmp", root_dir=open_dir):
         os.unlink(os.path.join(open_dir, leftover))
@@ -145,7 +162,7 @@ def _publish(open_dir: str, destination: Folder, keep_at: str | None) -> SealedS
         compact_shard(open_dir, copy)
     except FileNotFoundError:  # its writer died before the first commit
         return None
-    entries = shard_entries(copy)
+    entries = [dataclasses.replace(entry, created=created.get(entry.key)) for entry in shard_entries(copy)]
     if not entries:
         return None
     shard_id, num_bytes = os.path.basename(open_dir), os.path.getsize(copy)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+
+import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError
-from pipeline.features.catalogue import SealedShard, new_name
+from pipeline.features.catalogue import SealedShard, entries_name, new_name
 from pipeline.features.shard import ShardWriter
 from pipeline.features.store import FeatureStore
 
@@ -38,7 +41,7 @@ def rewrite_shards(store: FeatureStore, shard_ids: Sequence[str], drop: Collecti
         raise ConfigError(
             f"shards {', '.join(used)} are in use on this machine; end the runs that read the store first"
         )
-    writer = _Writer(store)
+    writer = _Writer(store, _created(store, shard_ids))
     seen: set[str] = set()
     dropped: list[str] = []
     damaged: list[str] = []
@@ -71,11 +74,25 @@ def rewrite_shards(store: FeatureStore, shard_ids: Sequence[str], drop: Collecti
     return Rewritten(made=tuple(made), removed=tuple(shard_ids), dropped=tuple(dict.fromkeys(dropped)), damaged=lost)
 
 
+def _created(store: FeatureStore, shard_ids: Sequence[str]) -> dict[str, datetime]:
+    """Since when there are records with these shards' keys: they do not become younger by being written anew."""
+    created: dict[str, datetime] = {}
+    for shard_id in sorted(shard_ids):
+        try:
+            with store.folder.open(entries_name(shard_id)) as file:
+                table = pq.read_table(file, columns=["key", "created"])
+        except FileNotFoundError:
+            continue
+        created.update(zip(table["key"].to_pylist(), table["created"].to_pylist(), strict=True))
+    return created
+
+
 class _Writer:
     """Fills one shard after another."""
 
-    def __init__(self, store: FeatureStore) -> None:
+    def __init__(self, store: FeatureStore, created: Mapping[str, datetime]) -> None:
         self._store = store
+        self._created = created
         self._shard: ShardWriter | None = None
         self._waiting: list[tuple[str, bytes]] = []
         self._waiting_bytes = self._shard_bytes = 0
@@ -105,7 +122,7 @@ class _Writer:
         self._flush()
         if self._shard is not None:
             self._shard.close()
-            sealed = self._store.seal(self._shard.path)
+            sealed = self._store.seal(self._shard.path, self._created)
             if sealed is not None:
                 self._made.append(sealed)
         self._shard, self._shard_bytes = None, 0

@@ -21,7 +21,9 @@ import os
 import tempfile
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import datetime
+from types import MappingProxyType
 from typing import Any
 
 from pipeline.errors import ConfigError, TransientError
@@ -249,9 +251,9 @@ class FeatureStore:
     def _cached(self, shard_id: str) -> str | None:
         return None if self._cache_dir is None else os.path.join(self._cache_dir, f"{shard_id}.lmdb")
 
-    def seal(self, open_dir: str) -> SealedShard | None:
+    def seal(self, open_dir: str, created: Mapping[str, datetime] = MappingProxyType({})) -> SealedShard | None:
         """Seal the open shard in the folder `open_dir`, whose writer is closed, as `seal_shard` does."""
-        return seal_shard(open_dir, self.folder, keep_at=self._cached(os.path.basename(open_dir)))
+        return seal_shard(open_dir, self.folder, keep_at=self._cached(os.path.basename(open_dir)), created=created)
 
     def new_shard(self, shard_id: str) -> ShardWriter:
         """The one writer of a new open shard on this machine."""
