@@ -6,13 +6,15 @@ import dataclasses
 import enum
 import itertools
 import json
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic import ValidationError
 
 from jobs.refusals import refusals
-from pipeline.config import load_config
+from pipeline.config import Store, load_config
 from pipeline.errors import ConfigError
 from pipeline.features.inspect import check_is_store, describe_record, describe_store, find_record
 from pipeline.features.select import RecordFilter, listed_records
@@ -196,6 +198,44 @@ def compact(where: Where) -> None:
 
         made = put_together(opened(where))
     typer.echo(f"{len(made)} shards made, of {sum(shard.num_records for shard in made)} records")
+
+
+@app.command()
+def evict(
+    where: Where,
+    ttl: Annotated[str | None, typer.Option(help="Records older than this, such as 30d or 12h.")] = None,
+    max_bytes: Annotated[
+        int | None, typer.Option(min=1, help="And as many others as it takes until the store has no more than this.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Drop them, instead of showing how many.")] = False,
+) -> None:
+    """Show what is too old or too much, what answers fewest questions first; with --yes, drop it."""
+    with refusals():
+        from pipeline.features.evict import choose_evictions
+        from pipeline.features.evict import evict as let_go
+
+        if ttl is None and max_bytes is None:
+            raise ConfigError("say what the store is to be brought down to: --ttl, --max-bytes")
+        store, age = opened(where), _age(ttl)
+        if yes:
+            found = let_go(store, ttl=age, max_bytes=max_bytes)
+        else:
+            found = [told for told, _ in choose_evictions(store, ttl=age, max_bytes=max_bytes)]
+    for tier in found:
+        what = f"{tier.expired:,} records too old and {tier.evicted:,} too many, {tier.num_bytes:,} bytes"
+        typer.echo(f"{tier.tier}: {what}{' dropped' if yes else ''}")
+    if not yes:
+        typer.echo("nothing was changed; --yes drops them")
+
+
+def _age(text: str | None) -> timedelta | None:
+    if text is None:
+        return None
+    try:
+        seconds = Store.model_validate({"ttl": text}).ttl
+    except ValidationError:
+        raise ConfigError(f"--ttl takes a time such as 30d, 12h or seconds, got {text!r}") from None
+    return None if seconds is None else timedelta(seconds=seconds)
 
 
 @app.command()

@@ -254,14 +254,19 @@ class Score(Section):
     activation: Literal["auto", "none", "sigmoid", "softmax"] = "auto"
 
 
+_UNIT_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
 class Store(Section):
     """The feature store. A remote `path` (s3://…) keeps open shards in `local_path` until they are sealed.
 
     A shard is sealed when it holds `shard_bytes` or what one worker encoded of `shard_windows` windows: on a cluster, a
     lost node costs no more than that.
 
-    `max_bytes` is what the store may take. To keep to it, windows are planned before their segment starts, and what
-    they read then does not travel on: objects up to `decode.max_inline_bytes` are fetched twice, and counted twice.
+    `max_bytes` is what the store may take. As scratch, it keeps to it all the time: windows are planned before their
+    segment starts, and what they read then does not travel on: objects up to `decode.max_inline_bytes` are fetched
+    twice, and counted twice. Kept, it is brought down to it when a run ends. Records older than `ttl`, in seconds or
+    such as `30d`, go before a run starts and when it ends.
 
     `keep_frames` keeps decoded frames, too, and looks for them: of known media nothing is then fetched or decoded for
     another model that takes the same frames in the same size.
@@ -271,6 +276,7 @@ class Store(Section):
     local_path: str | None = None
     retention: Literal["keep", "segment"] = "keep"
     max_bytes: Positive | None = None
+    ttl: Annotated[float, Field(gt=0)] | None = None
     shard_bytes: Positive = 4 * 2**30
     shard_windows: Positive = 16
     reuse: bool = True
@@ -285,12 +291,18 @@ class Store(Section):
             )
         return self
 
+    @field_validator("ttl", mode="before")
+    @classmethod
+    def _as_seconds(cls, value: Any) -> Any:
+        said = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhdw])\s*", value) if isinstance(value, str) else None
+        return float(said[1]) * _UNIT_SECONDS[said[2]] if said else value
+
     @model_validator(mode="after")
-    def _bound_is_of_scratch(self) -> Store:
-        if self.max_bytes is not None and self.retention != "segment":
+    def _age_is_of_what_is_kept(self) -> Store:
+        if self.ttl is not None and self.retention != "keep":
             raise ValueError(
-                f"store.max_bytes ({self.max_bytes}) bounds a store that is scratch, and store.retention is "
-                f"{self.retention!r}; set store.retention: segment, or leave store.max_bytes out"
+                f"store.ttl ({self.ttl:g} s) is for features that are kept, and store.retention is {self.retention!r}, "
+                "of which nothing is left; set store.retention: keep, or leave store.ttl out"
             )
         return self
 

@@ -250,6 +250,7 @@ class _Driver:
         self.several_nodes = engine.num_nodes() > 1
         self.store_peak_bytes: int | None = None
         self.seconds = {"ray_startup": ray_seconds}
+        self.evicted: dict[str, int] = {}
         self.windows = plan_windows(
             current.manifest.num_items,
             first_items=config.ray.first_window_items,
@@ -259,6 +260,7 @@ class _Driver:
     def answer(self) -> dict[str, Any]:
         """Both passes, segment by segment; returns the summary."""
         context = self._context()
+        self._evict()
         answering = answering_pass(context)
         self._prepare_sinks(context)
         answered = self._restore(answering.name)
@@ -297,7 +299,7 @@ class _Driver:
 
     def _segments(self, context: StageContext, windows: list[Window]) -> Iterator[list[Window]]:
         """Runs of windows that are encoded, generated, written and released together."""
-        if self.config.store.max_bytes is None:
+        if self.config.store.max_bytes is None or self.config.store.retention != "segment":
             return iter(segments(windows, self.config.ray.segment_windows))
         return segments_that_fit(context, windows, self.config.store.max_bytes, self._encode_workers().actors)
 
@@ -428,6 +430,16 @@ class _Driver:
                 for name, count in items.get(kind, {}).items():
                     sums[name] = sums.get(name, 0) + count
 
+    def _evict(self, *, ended: bool = False) -> None:
+        """What is older than a kept store's records may be; at the end of a run also what there is no room for."""
+        section = self.config.store
+        if section.retention != "keep" or not (section.ttl or (ended and section.max_bytes)):
+            return
+        engine.end_actors()
+        found = engine.run_task("pipeline.scratch:evict_records", self.config, ended)
+        for name, count in found.items():
+            self.evicted[name] = self.evicted.get(name, 0) + count
+
     def _seal_leftovers(self, context: StageContext) -> None:
         """Shards whose writer has gone become sealed, and so known to later runs and to other machines."""
         spared = noted_shards(self.run.folder) if context.in_place else set()
@@ -453,6 +465,7 @@ class _Driver:
         if self.config.store.retention == "keep":
             waiting = {shard for shard in self._written_shards() if not self.store.is_sealed(shard)}
             self._seal(context, waiting - self._lost(waiting))  # some may have been written anew, or deleted, since
+        self._evict(ended=True)
         points, num_vanished = {}, 0
         if self.run.base is not None:
             num_vanished = engine.run_task("pipeline.flow:_delete_vanished", context, self.run.base)
@@ -464,7 +477,7 @@ class _Driver:
             config_digest=self.run.config_digest,
             status="done",
             items_in=self.run.manifest.num_items,
-            counts={**self.book.counts, **self.items["counts"]},
+            counts={**self.book.counts, **self.items["counts"], **self.evicted},
             seconds={**self.book.seconds, **self.seconds, "total": time.perf_counter() - self.started},
             quarantine=self.items["quarantine"],
             environment={**describe_environment(engine.accelerators()), "threads_per_worker": 1},

@@ -1,6 +1,7 @@
-"""The store as scratch: what a run puts there for a segment of windows goes when the segment is answered.
+"""A store within its bounds.
 
-With `store.max_bytes` a segment is as many windows as the store has room for.
+As scratch: what a run puts there for a segment of windows goes when the segment is answered; with `store.max_bytes` a
+segment is as many windows as there is room for. Kept: what is too old or too much goes before a run and after it.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 
 from pipeline import engine
 from pipeline.config import Config
 from pipeline.errors import ConfigError
+from pipeline.features.evict import evict
 from pipeline.features.shard import SHARD_OVERHEAD_BYTES
 from pipeline.features.store import FeatureStore
 from pipeline.planning.windows import Window, num_fitting
@@ -31,7 +34,7 @@ _SHARDS_A_BOUND = 4  # a writer's: what sealing copies at a time is a quarter of
 def with_small_shards(config: Config, writers: int) -> Config:
     """For a bounded store whose shards are sealed: so small that a copy of one a writer is little."""
     store = config.store
-    if store.max_bytes is None:
+    if store.max_bytes is None or store.retention != "segment":
         return config
     shard_bytes = min(store.shard_bytes, max(1, store.max_bytes // (_SHARDS_A_BOUND * writers)))
     return config.model_copy(update={"store": store.model_copy(update={"shard_bytes": shard_bytes})})
@@ -106,6 +109,25 @@ def release(context: StageContext, windows: Sequence[Window], answering: PassNam
             )
         time.sleep(0.1 if used else 0)
     forget_shards(context.folder, released)
+
+
+def evict_records(config: Config, to_size: bool) -> dict[str, int]:
+    """Bring a kept store down to what it may hold, as `evict` does: `evictions` and `evicted_bytes`, as counts.
+
+    Waits for the workers of the last pass to end: what they read stays until then.
+    """
+    store, max_bytes = open_store(config), config.store.max_bytes if to_size else None
+    ttl = None if config.store.ttl is None else timedelta(seconds=config.store.ttl)
+    deadline, counts = time.monotonic() + ACTORS_END_SECONDS, dict.fromkeys(("evictions", "evicted_bytes"), 0)
+    while True:
+        for tier in evict(store, ttl=ttl, max_bytes=max_bytes):
+            counts["evictions"] += tier.expired + tier.evicted
+            counts["evicted_bytes"] += tier.num_bytes
+        shards = [shard.shard_id for shard in store.sealed_shards()]
+        is_over = max_bytes is not None and store.num_bytes() > max_bytes
+        if not is_over or not store.in_use(shards) or time.monotonic() > deadline:
+            return counts
+        time.sleep(0.5)
 
 
 def _delete_unused(config: Config, shards: list[str]) -> list[str]:

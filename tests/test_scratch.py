@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from threading import Timer
 from typing import Any
@@ -310,3 +311,26 @@ def test_a_store_is_not_left_to_the_next_segment_while_it_is_read(
     flow.run(config)
     assert time.monotonic() - started > 0.5 and held == []
     assert disk_use(tmp_path / "store") <= NOTE_BYTES
+
+
+def test_a_kept_store_is_within_its_bounds_when_a_run_has_ended(
+    demo_media: Path, make_config: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_without_ray(monkeypatch)
+    whole = make_config(demo_media / "manifest.jsonl", generate={"max_new_tokens": 1})
+    first = flow.run(whole)
+    store = FeatureStore(whole.store.path)
+    bound = store.num_bytes() * 2 // 3
+    bounded = whole.model_copy(update={"prompt": "Why?", "store": whole.store.model_copy(update={"max_bytes": bound})})
+    second = flow.run(bounded)
+    assert (second["encodes"], first["evictions"]) == (0, 0)
+    assert 0 < second["evictions"] < first["encodes"] and second["evicted_bytes"] > 0
+    assert store.num_bytes() <= bound
+    third = flow.run(bounded.model_copy(update={"prompt": "How?"}))
+    assert third["encodes"] == second["evictions"]  # what had gone
+    assert third["evictions"] > 0 and store.num_bytes() <= bound
+
+    old = whole.store.model_copy(update={"ttl": 1e-3})
+    fourth = flow.run(whole.model_copy(update={"prompt": "Who?", "store": old}))
+    assert fourth["encodes"] == first["encodes"]  # nothing is young enough to be asked, and nothing is left
+    assert fourth["evictions"] == 2 * first["encodes"] - third["evictions"]

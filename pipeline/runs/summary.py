@@ -45,6 +45,8 @@ COUNTS = (
     "frames_bytes_read",
     "frames_bytes_written",
     "oom_splits",
+    "evictions",
+    "evicted_bytes",
 )
 SANDBOX_COUNT = "sandbox:"  # begins the names of counts: media that a decoder had, by what kept it in
 FORECAST_COUNT = "forecast:"  # as well: what written plans come to

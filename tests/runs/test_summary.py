@@ -18,7 +18,8 @@ FIELDS = """run_id, config_digest, status, items_in, items_written, items_reused
     computed_tokens, padded_tokens, prompt_tokens, prompt_padded_tokens, generated_tokens, decode_slots,
     idle_decode_slots, pages_decoded, texts_embedded, pairs_scored, texts_scored, text_tokens, text_padded_tokens,
     items_carried, frames_reused, frames_missed, frames_fallbacks, frames_bytes_read, frames_bytes_written, oom_splits,
-    seconds, quarantine, forecast, environment, store_peak_bytes, points, sandbox, sample_fraction"""
+    evictions, evicted_bytes, seconds, quarantine, forecast, environment, store_peak_bytes, points, sandbox,
+    sample_fraction"""
 
 
 def summary(items_in: int, **counts: int) -> dict[str, Any]:
