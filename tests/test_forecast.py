@@ -17,12 +17,14 @@ from jobs.cli import app
 from pipeline import flow
 from pipeline.config import Config, load_config
 from pipeline.demo.drawn import draw_demo
+from pipeline.media import sandbox
 from pipeline.runs.manifest import freeze_part, read_frozen, read_range
 from pipeline.runs.run import stage_listing
 from pipeline.stages.calibrations import read_calibration, write_calibration
 from pipeline.stages.dry_run import Forecast, dry_run
 from pipeline.storage import Folder
 from pipeline.trial import calibrate
+from tests.media.sandboxed import open_hostile, ordering
 from tests.without_ray import run_without_ray
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -197,3 +199,20 @@ def test_a_part_of_a_listing_is_a_listing(demo_media: Path, make_config: Callabl
     assert (frozen.num_items, frozen.num_texts) == (5, 0)
     expected = [dataclasses.replace(request, item_index=n) for n, request in enumerate(whole[7:12])]
     assert read_range(part, 0, 5) == expected and read_range(part, 2, 4) == expected[2:4]
+
+
+def test_documents_that_break_what_counts_their_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the process of `plan` and of `calibrate` they would end it, or hang it."""
+    config = demo("documents", tmp_path, "demo_media.documents=3")
+    before = planned(config)
+    document = (tmp_path / "in" / "documents").glob("*.pdf")
+    whole = next(document).read_bytes()
+    for what in ("hang", "segfault"):
+        (tmp_path / "in" / "documents" / f"{what}.pdf").write_bytes(ordering(whole, f"count_{what}"))
+    monkeypatch.setattr(sandbox, "open_sandbox", lambda mode, item_seconds: open_hostile(item_seconds=1.0))
+    forecast = planned(config)
+    # Each stays one row, which is no page, and is refused as one.
+    assert forecast.num_items == before.num_items + 2
+    assert forecast.failures - before.failures == {"unknown_format": 2}
+    rates = calibrate(config, "cpu", told=lambda what: None)
+    assert rates.sampled_items == min(64, forecast.num_items)
