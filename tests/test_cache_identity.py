@@ -288,3 +288,27 @@ def test_with_the_store_as_without_it(tmp_path: Path, monkeypatch: pytest.Monkey
     without, made = run("made", "store.reuse=false", *again)
     assert with_store["encodes"] == 0 and without["encodes"] >= 500
     assert len(reused) >= 520 and reused == made
+
+
+@pytest.mark.parametrize("condition", ["missing", "damaged", "sound"])
+def test_shards_that_fail_are_named_and_what_they_had_is_encoded_again(
+    kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, condition: str
+) -> None:
+    run_without_ray(monkeypatch)
+    own = {"path": str(tmp_path / "own")}
+    truth = config(kept, tmp_path, {"store": own})
+    rows = answers(truth, flow.run(truth))
+    [shard] = (tmp_path / "own" / "shards").iterdir()
+    data = bytearray(shard.read_bytes())
+    shard.unlink()  # what is mapped keeps its bytes
+    if condition == "damaged":
+        shard.write_bytes(data[: len(data) // 2])
+    if condition == "sound":  # but for the last byte of each record's numbers
+        for at in (at for at in range(len(data)) if data.startswith(b'{"__metadata__"', at)):
+            data[at + 2000] ^= 1
+        shard.write_bytes(data)
+    again = config(kept, tmp_path, {"store": own, "run_id": "again"})
+    summary = flow.run(again)
+    assert summary["fallback_shards"] == {f"{shard.stem} ({condition})": 3}
+    assert (summary["fallbacks"], summary["encodes"]) == (3, 3)
+    assert answers(again, summary) == rows

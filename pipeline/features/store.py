@@ -163,6 +163,18 @@ class FeatureStore:
         self.fallbacks += records.count(None)
         return records
 
+    def condition(self, shard_id: str) -> str:
+        """Of a shard that did not answer: `missing`, `damaged` (its file), or `sound`: then its records are not."""
+        try:
+            self._open_reader(shard_id).close()
+        except FileNotFoundError:
+            return "missing"
+        except ValueError:
+            return "damaged"
+        except TransientError:
+            return "out of reach"
+        return "sound"
+
     def bring(self, shard_ids: Sequence[str]) -> None:
         """Have shards on this machine before they are read; what is not there to bring is left to `fetch` to say."""
         for shard_id in shard_ids:

@@ -49,6 +49,7 @@ COUNTS = (
     "evicted_bytes",
 )
 SANDBOX_COUNT = "sandbox:"  # begins the names of counts: media that a decoder had, by what kept it in
+FALLBACK_COUNT = "fallback:"  # as well: claims that did not hold, by shard and its condition
 FORECAST_COUNT = "forecast:"  # as well: what written plans come to
 # Of those, what a run finds by the same name; and stages whose time is forecast, by the names that seconds have.
 FORECAST = ("encodes", "feature_tokens", "computed_tokens", "store_bytes", "prompt_tokens", "text_tokens")
@@ -84,8 +85,9 @@ def build_summary(
 
     `store_peak_bytes` is None when the store was not looked at. `points` are those that vector stores hold, by table.
     `stage_seconds` are those that a calibration foretold, None without one; `sample_fraction` is None for all items.
-    Its `sandbox` counts media that a decoder had, by what kept it in; its `forecast` has what written plans came to
-    beside what was found.
+    Its `sandbox` counts media that a decoder had, by what kept it in; its `fallback_shards` what the catalogue listed
+    and was encoded again, by shard and the shard's condition; its `forecast` has what written plans came to beside what
+    was found.
 
     Raises `RuntimeError` when the items do not add up: one was lost or counted twice, and no number can be trusted.
     """
@@ -110,6 +112,11 @@ def build_summary(
         "points": dict(points),
         "sandbox": {
             name.removeprefix(SANDBOX_COUNT): count for name, count in counts.items() if name.startswith(SANDBOX_COUNT)
+        },
+        "fallback_shards": {
+            name.removeprefix(FALLBACK_COUNT): count
+            for name, count in counts.items()
+            if name.startswith(FALLBACK_COUNT)
         },
         "sample_fraction": sample_fraction,
     }

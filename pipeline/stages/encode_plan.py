@@ -7,7 +7,7 @@ import hashlib
 import io
 import re
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -32,6 +32,7 @@ from pipeline.planning.windows import Window
 from pipeline.runs.base import Place
 from pipeline.runs.manifest import read_range
 from pipeline.runs.receipts import receipt_from_json, receipt_to_json
+from pipeline.runs.summary import FALLBACK_COUNT
 from pipeline.schema import MediaItem, Modality, Probe, Receipt, Request, ResourceVector, SamplePlan, fields_of
 from pipeline.stages.context import StageContext
 from pipeline.stages.forecast import forecast_counts, planned_encode_work
@@ -210,7 +211,7 @@ class _WindowPlanner:
         self.dry = dry
         self.limits: Budget = context.config.limits()
         self.failures: list[dict[str, Any]] = []
-        self.fallbacks = 0
+        self.fallbacks = Counter[str]()  # by shard and its condition
         self.policy = context.config.source_policy()
         self.sources = SharedSources(self.policy)
 
@@ -235,7 +236,8 @@ class _WindowPlanner:
             "fetches": sum(c.counter.fetches for c in candidates),
             "bytes_fetched": sum(c.counter.bytes_fetched for c in candidates),
             "features_reused": len(hits) + len(same_as),
-            "fallbacks": self.fallbacks,
+            "fallbacks": self.fallbacks.total(),
+            **{FALLBACK_COUNT + shard: count for shard, count in self.fallbacks.items()},
             **forecast_counts(planned_encode_work(self.context, batches, media)),
         }
         receipt = Receipt(
@@ -422,7 +424,9 @@ class _WindowPlanner:
             [(found[keys[position]], keys[position]) for position in claims],
             [terms[position].as_dict() for position in claims],
         )
-        self.fallbacks = records.count(None)
+        lost = [found[keys[position]] for position, record in zip(claims, records, strict=True) if record is None]
+        conditions = {shard: store.condition(shard) for shard in set(lost)}
+        self.fallbacks = Counter(f"{shard} ({conditions[shard]})" for shard in lost)
         return {
             position: (keys[position], found[keys[position]])
             for position, record in zip(claims, records, strict=True)
