@@ -95,8 +95,8 @@ def _terms_text(terms: Mapping[str, Any]) -> str:
     return terms.text if isinstance(terms, KeptTerms) else canonical_json(dict(terms)).decode()
 
 
-# Headers of records of one shape are alike but for their key terms: made once, read once. Measured with 64 KB: 17 µs to
-# make a record's and 16 µs to read it, 13 µs for the checksum of all its bytes.
+# Headers of records of one shape are alike but for their key terms: made once, read once. Measured on a busy machine:
+# 20 µs instead of 56 to make a record's, 5 instead of 28 to read it.
 _ALIKE = 1024
 
 
@@ -246,7 +246,7 @@ class _Layout:
         return record
 
 
-# Records and views of a layout that was checked are made without checking each again: 2 µs instead of 8.
+# Records and views of a layout that was checked are made without checking each again: 2 µs instead of 5.
 _new = object.__new__
 _set = object.__setattr__
 
