@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pipeline.config import Config
+from pipeline.config import Config, Store
 from pipeline.features.store import FeatureStore, StoreWriter
 from pipeline.media.sandbox import Probers, Sandbox, SandboxMode, open_probers, open_sandbox
 from pipeline.planning.buckets import BatchBudget, tower_layout
@@ -18,6 +18,7 @@ from pipeline.runs.own_shards import note_shard
 from pipeline.schema import Geometry, Probe, SamplePlan
 from pipeline.sinks.delivery import Delivery, deliveries
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
+from pipeline.stages.opened_store import open_store
 from pipeline.storage import Folder
 
 if TYPE_CHECKING:
@@ -150,8 +151,7 @@ class StageContext:
     @property
     def store(self) -> FeatureStore:
         """The feature store, one a process: it holds open shards and the catalogue."""
-        section = self.config.store
-        return _store(section.path, section.local_path, section.shard_bytes, section.shard_windows)
+        return _store(self.config.store)
 
     @property
     def frame_store(self) -> FeatureStore | None:
@@ -216,5 +216,5 @@ def _image_classifier(model: str) -> ImageClassifierFacts:
 
 
 @functools.lru_cache(maxsize=4)
-def _store(path: str, local_path: str | None, shard_bytes: int, shard_windows: int) -> FeatureStore:
-    return FeatureStore(path, local_path, shard_bytes, shard_windows)
+def _store(section: Store) -> FeatureStore:
+    return open_store(section)
