@@ -401,6 +401,7 @@ class RayOptions(Section):
     address: str | None = None
     num_cpus: Positive | None = None
     object_store_bytes: Positive | None = None
+    metrics_port: Annotated[int, Field(gt=0, lt=65536)] | None = None
     decode_workers: Positive | None = None
     encode_workers: Positive | None = None
     generate_workers: Positive | None = None

@@ -27,10 +27,12 @@ from pipeline.errors import ConfigError, QuarantineLimitError
 from pipeline.language.batching import TEXT_BATCH_TOKENS
 from pipeline.planning.windows import Window, plan_windows, segments
 from pipeline.progress import PassBar
+from pipeline.ray_meter import RayMeter
 from pipeline.runs.base import goes_on, vanished
 from pipeline.runs.durability import DurableWindows
 from pipeline.runs.ledger import Ledger
 from pipeline.runs.manifest import read_frozen
+from pipeline.runs.metrics import RunMetrics
 from pipeline.runs.own_shards import noted_shards
 from pipeline.runs.receipts import PassName, ReceiptBook, Totals
 from pipeline.runs.run import Run, note_ended, start_run
@@ -251,6 +253,8 @@ class _Driver:
         self.store_peak_bytes: int | None = None
         self.seconds = {"ray_startup": ray_seconds}
         self.evicted: dict[str, int] = {}
+        self.meter = RayMeter(current.run_id)
+        self.metrics = RunMetrics(self.meter, current.manifest.num_items)
         self.windows = plan_windows(
             current.manifest.num_items,
             first_items=config.ray.first_window_items,
@@ -333,6 +337,7 @@ class _Driver:
             device=workers.device,
             in_place=in_place,
             base_url=self._base_url(checked),
+            meter=self.meter,
         )
 
     def _base_url(self, checked: CheckedModel) -> str | None:
@@ -410,19 +415,25 @@ class _Driver:
                 if not self.book.add(receipt):
                     continue
                 bar.update(receipt)
+                self.metrics.add_receipt(receipt, each.name)
                 if self.book.is_finished(each.name, receipt.window):
                     written = {one.shard for one in self.book.window_receipts(each.name, receipt.window)} - {""}
                     ready.add(receipt.window, written if self.several_nodes else ())
                 publish(ready.take())
-                self._count(finishing.ended())
+                self._published(finishing.ended())
             self._seal(context, ready.shards)
             publish(ready.take(look=True))
-            self._count(finishing.ended(wait=True))
+            self._published(finishing.ended(wait=True))
         missing = sorted(set(by_index) - set(self.ledger.finished(each.name)))
         if missing:
             raise RuntimeError(f"the {each.name} pass ended without finishing windows {missing}")
         name = f"{each.name}_pass"
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def _published(self, windows: Iterable[Mapping[str, Any]]) -> None:
+        for items in windows:
+            self._count([items])
+            self.metrics.add_published(items.get("counts", {}), items.get("quarantine", {}))
 
     def _count(self, published: Iterable[Mapping[str, Any]]) -> None:
         for items in published:

@@ -14,6 +14,7 @@ from pipeline.media.sandbox import Probers, Sandbox, SandboxMode, open_probers, 
 from pipeline.planning.buckets import BatchBudget, tower_layout
 from pipeline.planning.geometry import own_size_geometry, probed_geometry
 from pipeline.runs.base import Place, unchanged
+from pipeline.runs.metrics import NO_METER, Meter
 from pipeline.runs.own_shards import note_shard
 from pipeline.schema import Geometry, Probe, SamplePlan
 from pipeline.sinks.delivery import Delivery, deliveries
@@ -39,7 +40,7 @@ class StageContext:
 
     `device`, `cpu` or `cuda`, is what the encoder runs on. `in_place` is of a scratch store on the disk of the only
     machine: its shards are read where they are written. `base_url` is the folder of an earlier run, whose rows stand
-    for items that are unchanged since.
+    for items that are unchanged since. `meter` takes measurements, of every worker.
     """
 
     config: Config
@@ -48,6 +49,7 @@ class StageContext:
     device: str = "cpu"
     in_place: bool = False
     base_url: str | None = None
+    meter: Meter = NO_METER
 
     @property
     def identity(self) -> EncoderIdentity:
