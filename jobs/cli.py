@@ -234,6 +234,36 @@ def calibrate(
         run_calibrate(load_config(config, set_), output=output)
 
 
+@app.command(name="profile-cache")
+def profile_cache(
+    config: Annotated[str, typer.Argument(help="A YAML file: one complete run.")],
+    set_: Settings = None,
+    question: Annotated[str, typer.Option(help="What is asked second, of the same media.")] = "What is shown?",
+    items: Annotated[int, typer.Option(min=1, help="How many are asked about, from the middle of the listing.")] = 64,
+    json_: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Where to write all of it.")] = None,
+) -> None:
+    """Measure what kept frames and kept features save a second question, and what they take; four runs of some items.
+
+    Exit code 1 when an answer is not the one without a cache.
+    """
+    with refusals():
+        from pipeline.demo.drawn import draw_demo
+
+        loaded = load_config(config, set_)
+        draw_demo(loaded)
+        # Not at the top: it imports Ray.
+        from pipeline import cache_profile
+
+        profile = cache_profile.profile_cache(
+            loaded, question, items, told=lambda what: typer.echo(f"measuring {what}", err=True)
+        )
+        typer.echo(cache_profile.profile_text(profile))
+        if json_ is not None:
+            Path(json_).write_text(json.dumps(profile.to_json(), indent=2) + "\n", encoding="utf-8")
+    if not all(each.same_output for each in profile.tiers):
+        raise typer.Exit(1)
+
+
 @app.command()
 def search(
     run: Annotated[str, typer.Argument(help="The folder of a run, or an output folder: its last run.")],

@@ -84,6 +84,7 @@ LAYERS = (
     "pipeline.scratch",
     "pipeline.flow",
     "pipeline.trial",
+    "pipeline.cache_profile",
     "pipeline.api",
     "jobs",
 )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import uuid
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -30,6 +31,7 @@ CATALOGUE = "catalogue"
 SOURCES = "sources"
 _SHARD = b"headrace"
 _IO_THREADS = 8
+_JOIN_KEYS = 65_536  # at a time: their hashes stay in the processor's cache, 1.3 million keys/s instead of 1.0
 _ODD = 0x9E3779B97F4A7C15  # 2^64 over the golden ratio: spreads the bits of digits, of which each has four
 # Of a key's terms, those by which records are looked for; null where a key has no such term, and in the files of
 # shards that were sealed before there were these columns.
@@ -210,34 +212,58 @@ class Catalogue:
     def __init__(self, parts: Mapping[str, CataloguePart]) -> None:
         self.parts = {shard_id: parts[shard_id] for shard_id in sorted(parts)}
         self._shard_ids = list(self.parts)
-        self._keys = pa.chunked_array([part.keys for part in self.parts.values()], pa.string())
-        self._ends = np.cumsum([len(part.keys) for part in self.parts.values()], dtype=np.int64)
+        self._keys = [part.keys for part in self.parts.values()]
+        self._ends = np.cumsum([len(keys) for keys in self._keys], dtype=np.int64)
 
     @functools.cached_property
     def _index(self) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.int64]]:
         """The keys' hashes, ascending, and the row of each."""
-        hashes = np.concatenate([_hashes(chunk) for chunk in self._keys.chunks])
+        hashes = np.concatenate([_hashes(keys) for keys in self._keys])
         rows = np.argsort(hashes)
         return hashes[rows], rows
 
     def find(self, keys: Sequence[str]) -> dict[str, str]:
         """Key → shard id for those that are listed; the newest shard wins."""
-        if not len(self._keys) or not keys:  # a first run asks once an item
+        if not self._keys or not self._ends[-1]:  # a first run asks once an item
             return {}
+        found: dict[str, str] = {}
+        for start in range(0, len(keys), _JOIN_KEYS):
+            found.update(self._find(keys[start : start + _JOIN_KEYS]))
+        return found
+
+    def _find(self, keys: Sequence[str]) -> Iterator[tuple[str, str]]:
         known, rows = self._index
         wanted = pa.array(keys, pa.string())
         hashes = _hashes(wanted)
         order = np.argsort(hashes)  # searched in order, one page after another: three times as fast
-        first = np.searchsorted(known, hashes[order], side="left")
-        count = np.searchsorted(known, hashes[order], side="right") - first
+        hashes = hashes[order]
+        first = np.searchsorted(known, hashes, side="left")
+        count = np.searchsorted(known, hashes, side="right") - first
         # Each of `keys` beside each row of its hash.
         places = np.repeat(order, count)
         found = rows[np.repeat(first - np.cumsum(count) + count, count) + np.arange(len(places))]
-        is_same = pc.equal(self._keys.take(pa.array(found)), wanted.take(pa.array(places))).to_numpy()
         shards = np.full(len(keys), -1)
-        np.maximum.at(shards, places[is_same], np.searchsorted(self._ends, found[is_same], side="right"))
+        for number, each in self._by_shard(found):
+            shards[places[each][self._is_same(number, found[each], wanted, places[each])]] = number
+        has_shard = shards >= 0
         # In the order of `keys`: to look them up by place took three times as long.
-        return {key: self._shard_ids[n] for key, n in zip(keys, shards.tolist(), strict=True) if n >= 0}
+        listed = itertools.compress(keys, has_shard.tolist())
+        return zip(listed, map(self._shard_ids.__getitem__, shards[has_shard].tolist()), strict=True)
+
+    def _by_shard(self, rows: npt.NDArray[np.int64]) -> Iterator[tuple[int, npt.NDArray[np.int64]]]:
+        """The shards that have some of `rows`, oldest first, each with where in `rows` those are."""
+        order = np.argsort(rows)  # a shard's rows are then read in their order, too
+        ends = np.searchsorted(rows[order], self._ends)
+        for number in np.flatnonzero(np.diff(ends, prepend=0)).tolist():
+            yield number, order[ends[number - 1] if number else 0 : ends[number]]
+
+    def _is_same(
+        self, number: int, rows: npt.NDArray[np.int64], wanted: pa.StringArray, places: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        # Shard by shard: to take rows of a chunked array, Arrow copies all of it each time.
+        keys = self._keys[number]
+        own = keys.take(pa.array(rows - (self._ends[number] - len(keys))))
+        return pc.equal(own, wanted.take(pa.array(places))).to_numpy(zero_copy_only=False)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

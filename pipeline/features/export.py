@@ -105,7 +105,7 @@ def _row(listed: Listed, data: memoryview) -> dict[str, Any]:
         "grid": list(listed.grid),
         "feature_length": listed.feature_length,
         "created": listed.created,
-        "key_terms": json.dumps(record.key_terms, sort_keys=True),
+        "key_terms": json.dumps(dict(record.key_terms), sort_keys=True),
         "tensors": [{"name": name, **_tensor(view)} for name, view in tensors.items()],
     }
 

@@ -89,7 +89,7 @@ def describe_record(record: FeatureRecord) -> dict[str, Any]:
     """Terms, geometry and placeholder as they are, of each tensor dtype, shape, and least, mean and greatest value."""
     geometry = {name: getattr(record.geometry, name) for name in record.geometry.__slots__}
     return {
-        "key_terms": record.key_terms,
+        "key_terms": dict(record.key_terms),
         "container": record.container,
         "unit": record.unit,
         "slot": record.slot,

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError
 from pipeline.features.catalogue import SealedShard, entries_name, new_name
+from pipeline.features.codec import Buffer
 from pipeline.features.shard import ShardWriter
 from pipeline.features.store import FeatureStore
 
@@ -94,14 +95,14 @@ class _Writer:
         self._store = store
         self._created = created
         self._shard: ShardWriter | None = None
-        self._waiting: list[tuple[str, bytes]] = []
+        self._waiting: list[tuple[str, list[Buffer]]] = []
         self._waiting_bytes = self._shard_bytes = 0
         self._made: list[SealedShard] = []
 
     def put(self, key: str, data: bytes) -> None:
         if self._shard_bytes + len(data) > self._store.shard_bytes and self._shard_bytes:
             self._end()
-        self._waiting.append((key, data))
+        self._waiting.append((key, [data]))
         self._waiting_bytes += len(data)
         self._shard_bytes += len(data)
         if self._waiting_bytes >= _BATCH_BYTES:

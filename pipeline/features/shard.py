@@ -24,6 +24,7 @@ import lmdb
 import numpy as np
 
 from pipeline.errors import ConfigError
+from pipeline.features.codec import Buffer
 from pipeline.features.local_disk import FileLock, network_filesystem
 
 MAP_BYTES = 2**30
@@ -169,6 +170,13 @@ def _owned(view: memoryview, owner: object) -> memoryview:
     return array.data
 
 
+def _checksum(parts: Sequence[Buffer]) -> bytes:
+    value = 0
+    for part in parts:
+        value = zlib.crc32(part, value)
+    return _CHECKSUM.pack(value)
+
+
 class _OwnedBytes(np.ndarray[Any, np.dtype[np.uint8]]):
     owner: object
 
@@ -193,11 +201,13 @@ class _Environment:
             self._in_use.close()
 
     def read(self, key: bytes) -> memoryview | None:
+        if self._view is not None:  # what `_reading` would give takes 2 µs more
+            with self._lock:
+                kept = self._view.get(key)
+            return None if kept is None else _owned(kept, self)
         with self._reading() as transaction:
             value = transaction.get(key)
-        if value is None or self._view is None:
-            return None if value is None else memoryview(value)
-        return _owned(memoryview(value), self)
+        return None if value is None else memoryview(value)
 
     def read_all(self, keys: Sequence[bytes]) -> list[bytes | None]:
         with self._reading() as transaction:
@@ -212,16 +222,17 @@ class _Environment:
         with self._lock:
             self._environment.copyfd(descriptor, compact=True)
 
-    def write(self, items: Sequence[tuple[bytes, bytes]]) -> None:
+    def write(self, items: Sequence[tuple[bytes, Sequence[Buffer]]]) -> None:
         with self._lock:
             while not self._committed(items):
                 self._environment.set_mapsize(2 * self._environment.info()["map_size"])
 
-    def _committed(self, items: Sequence[tuple[bytes, bytes]]) -> bool:
+    def _committed(self, items: Sequence[tuple[bytes, Sequence[Buffer]]]) -> bool:
         try:
             with self._environment.begin(write=True) as transaction:
-                for key, value in items:
-                    transaction.put(key, value)
+                for key, parts in items:
+                    # One at a time, in memory that was just used: a whole batch's took 45 µs more for each 64 KB.
+                    transaction.put(key, b"".join([*parts, _checksum(parts)]))
         except lmdb.MapFullError:
             return False
         return True
@@ -270,15 +281,15 @@ class ShardWriter:
             self._lock = FileLock(os.path.join(self.path, WRITER_LOCK), blocking=False)
         self._shard: _Environment | None = _create(self.path, map_bytes)
 
-    def put_batch(self, items: Sequence[tuple[str, bytes]]) -> None:
-        """Commit all of `items` (key, record bytes), or none; on return they survive this process.
+    def put_batch(self, items: Sequence[tuple[str, Sequence[Buffer]]]) -> None:
+        """Commit all of `items` (key, the record's bytes in parts), or none; on return they survive this process.
 
         A key that is there already is replaced. Keys are 1 to 511 bytes.
         """
         _refuse_after_fork(self._pid, self.path)
         if self._shard is None:
             raise ValueError(f"shard {self.path} is closed")
-        self._shard.write([(k.encode(), b"".join([v, _CHECKSUM.pack(zlib.crc32(v))])) for k, v in items])
+        self._shard.write([(key.encode(), parts) for key, parts in items])
 
     def existing(self, keys: Sequence[str]) -> dict[str, bytes]:
         """The records of those of `keys` that the shard has."""

@@ -36,8 +36,7 @@ from pipeline.features.catalogue import (
     new_name,
     read_sealed,
 )
-from pipeline.features.codec import FeatureRecord, decode_record, encode_record
-from pipeline.features.identity import canonical_json
+from pipeline.features.codec import FeatureRecord, decode_record, encode_parts, same_terms
 from pipeline.features.lifecycle import delete_shard, fetch_shard, recover_shards, seal_shard, sealed_name
 from pipeline.features.local_disk import network_filesystem
 from pipeline.features.shard import ShardReader, ShardWriter, has_writer, is_read
@@ -156,10 +155,7 @@ class FeatureStore:
         for shard_id, places in itertools.groupby(order, key=lambda i: locations[i][0]):
             reader = self._reader(shard_id)
             for i in places:
-                record = _read(reader, locations[i][1])
-                if record is not None and expected_terms is not None and not _same(record, expected_terms[i]):
-                    record = None
-                records[i] = record
+                records[i] = _read(reader, locations[i][1], None if expected_terms is None else expected_terms[i])
         self.fallbacks += records.count(None)
         return records
 
@@ -272,25 +268,26 @@ class FeatureStore:
         return ShardWriter(self._open_root, shard_id)
 
 
-def _read(reader: ShardReader | None, key: str) -> FeatureRecord | None:
+def _read(reader: ShardReader | None, key: str, expected_terms: dict[str, Any] | None) -> FeatureRecord | None:
     try:
         data = reader.get(key) if reader is not None else None
-        return decode_record(data) if data is not None else None
+        record = decode_record(data) if data is not None else None
+        if record is None or expected_terms is None or same_terms(record.key_terms, expected_terms):
+            return record
     except ValueError:
-        return None
-
-
-def _same(record: FeatureRecord, terms: dict[str, Any]) -> bool:
-    return canonical_json(record.key_terms) == canonical_json(terms)
+        pass
+    return None
 
 
 def _apart(shard: ShardWriter, records: Sequence[tuple[str, FeatureRecord]]) -> list[str]:
     """A key for each, that no record of other terms has."""
-    taken = {key: decode_record(data).key_terms for key, data in shard.existing([key for key, _ in records]).items()}
+    taken: dict[str, Mapping[str, Any]] = {
+        key: decode_record(data).key_terms for key, data in shard.existing([key for key, _ in records]).items()
+    }
     keys = []
     for key, record in records:
         free, number = key, 0
-        while free in taken and canonical_json(taken[free]) != canonical_json(record.key_terms):
+        while free in taken and not same_terms(taken[free], record.key_terms):
             number += 1
             free = f"{key}-{number}"
             held = shard.existing([free]).get(free)
@@ -332,9 +329,9 @@ class StoreWriter:
             self._windows = set()
         self._windows.add(window)
         keys = _apart(self._shard, records)
-        items = [(key, encode_record(record)) for key, (_, record) in zip(keys, records, strict=True)]
+        items = [(key, encode_parts(record)) for key, (_, record) in zip(keys, records, strict=True)]
         self._shard.put_batch(items)
-        num_bytes = sum(len(data) for _, data in items)
+        num_bytes = sum(len(part) for _, parts in items for part in parts)
         self._num_bytes += num_bytes
         self.put_bytes += num_bytes
         shard_id = self._shard.shard_id

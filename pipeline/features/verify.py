@@ -90,7 +90,7 @@ def _is_sound(reader: ShardReader, key: str) -> bool:
         data = reader.get(key)
         if data is None:
             return False
-        own = key_of(decode_record(data).key_terms)
+        own = key_of(dict(decode_record(data).key_terms))
         return key == own or key.startswith(f"{own}-")  # of a record of other terms that has the key: `put_named`
     except ValueError:
         return False

@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 from sample_records import features, keyed_record
 
-from pipeline.features.codec import FeatureRecord, TensorView, decode_record, encode_record
+from pipeline.features.codec import FeatureRecord, TensorView, decode_record, encode_record, same_terms
 from pipeline.schema import Geometry, Placeholder
 
 VIDEO = Geometry(
@@ -149,7 +149,7 @@ def test_flipped_header_bytes_never_raise_anything_else() -> None:
         for flip in (0x01, 0x80):
             whole[position] ^= flip
             with contextlib.suppress(ValueError):
-                decode_record(bytes(whole))
+                dict(decode_record(bytes(whole)).key_terms)
             whole[position] ^= flip
 
 
@@ -173,3 +173,34 @@ def test_tensor_views_check_themselves_and_print_no_data() -> None:
     with pytest.raises(ValueError, match="complex64"):
         TensorView.of(np.zeros(2, np.complex64))
     assert repr(TensorView.of(features(1))) == "TensorView(float32[8, 64])"
+
+
+def test_what_records_have_in_common_is_told_apart() -> None:
+    """Headers are made and read once for records of one shape: what differs in any way has its own."""
+    record = RECORDS["tensor"]
+    view = record.tensors["pooler_output"]
+    others = {
+        "slot": dataclasses.replace(record, slot="image"),
+        "unit": dataclasses.replace(record, unit="frame"),
+        "geometry": dataclasses.replace(record, geometry=dataclasses.replace(record.geometry, duration_seconds=1.25)),
+        "placeholder": dataclasses.replace(record, placeholder=Placeholder(text=',"placeholder":{', runs=(4,))),
+        "name": dataclasses.replace(record, tensors={"other": view}),
+        "shape": dataclasses.replace(
+            record, tensors={"pooler_output": dataclasses.replace(view, shape=(1, *view.shape))}
+        ),
+    }
+    for field, other in others.items():
+        for each in (record, other, record):
+            back = decode_record(encode_record(each))
+            assert encode_record(back) == encode_record(each), field
+            assert (back.slot, back.unit, back.geometry) == (each.slot, each.unit, each.geometry)
+            assert back.placeholder == each.placeholder
+            assert {n: t.shape for n, t in back.tensors.items()} == {n: t.shape for n, t in each.tensors.items()}
+
+
+@pytest.mark.parametrize("text", ['","placeholder":{', '\\"key_terms\\":', "\\", '"', "é\n\u2028", "}"])
+def test_terms_of_any_text_come_back(text: str) -> None:
+    terms = {"content": text, "placeholder": text, "sampling": [0.5], "resized_size": [4, 8]}
+    back = decode_record(encode_record(dataclasses.replace(RECORDS["tensor"], key_terms=terms)))
+    assert dict(back.key_terms) == terms and len(back.key_terms) == 4
+    assert same_terms(back.key_terms, terms) and not same_terms(back.key_terms, terms | {"content": text + "x"})

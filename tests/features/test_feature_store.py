@@ -193,7 +193,7 @@ def test_a_record_damaged_before_sealing_is_not_listed(tmp_path: Path, caplog: p
     feature_store = FeatureStore(str(tmp_path))
     writer = feature_store.new_shard("one")
     good, record = keyed_record(1)
-    writer.put_batch([("bad", b"not a record"), (good, store.encode_record(record))])
+    writer.put_batch([("bad", [b"not a record"]), (good, store.encode_parts(record))])
     writer.close()
     (sealed,) = feature_store.recover()
     assert sealed.num_records == 1 and feature_store.find(["bad", good]) == {good: sealed.shard_id}

@@ -36,7 +36,7 @@ def blob(number: int, num_bytes: int) -> bytes:
 
 def sealed_copy(tmp_path: Path, records: dict[str, bytes]) -> str:
     writer = ShardWriter(str(tmp_path / "open"), "s")
-    writer.put_batch(list(records.items()))
+    writer.put_batch([(key, [data]) for key, data in records.items()])
     writer.close()
     target = str(tmp_path / "s.lmdb")
     compact_shard(writer.path, target)
@@ -87,10 +87,10 @@ def test_a_sealed_view_is_not_a_copy(tmp_path: Path) -> None:
 
 def test_the_map_grows_and_the_batch_is_not_lost(tmp_path: Path) -> None:
     writer = ShardWriter(str(tmp_path), "s", map_bytes=2**16)
-    writer.put_batch([("first", blob(0, 20_000))])
+    writer.put_batch([("first", [blob(0, 20_000)])])
     reader = ShardReader(writer.path)
     assert reader.get("first") == blob(0, 20_000)
-    writer.put_batch([(f"k{i}", blob(i, 100_000)) for i in range(20)])
+    writer.put_batch([(f"k{i}", [blob(i, 100_000)]) for i in range(20)])
     assert reader.get("first") == blob(0, 20_000)
     assert all(reader.get(f"k{i}") == blob(i, 100_000) for i in range(20))
     writer.close()
@@ -102,7 +102,7 @@ def test_another_process_follows_a_growing_map(tmp_path: Path) -> None:
         "for key in sys.stdin:\n    value = reader.get(key.strip())\n    print(value and len(value), flush=True)\n"
     )
     writer = ShardWriter(str(tmp_path), "s", map_bytes=2**16)
-    writer.put_batch([("k0", blob(0, 10_000))])
+    writer.put_batch([("k0", [blob(0, 10_000)])])
     with subprocess.Popen(
         [sys.executable, "-c", script, writer.path],
         stdin=subprocess.PIPE,
@@ -112,7 +112,7 @@ def test_another_process_follows_a_growing_map(tmp_path: Path) -> None:
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         for number in range(8):  # 20 MB in all: a reader starts with room for 10
-            writer.put_batch([(f"k{number}", blob(number, 80_000 << number))])
+            writer.put_batch([(f"k{number}", [blob(number, 80_000 << number)])])
             print(f"k{number}", file=child.stdin, flush=True)
             assert child.stdout.readline().strip() == str(80_000 << number)
     writer.close()
@@ -121,11 +121,11 @@ def test_another_process_follows_a_growing_map(tmp_path: Path) -> None:
 def test_a_batch_that_fails_leaves_nothing(tmp_path: Path) -> None:
     writer = ShardWriter(str(tmp_path), "s")
     with pytest.raises(Exception, match="MDB_BAD_VALSIZE"):
-        writer.put_batch([("good", b"1"), ("k" * 600, b"2")])
+        writer.put_batch([("good", [b"1"]), ("k" * 600, [b"2"])])
     assert ShardReader(writer.path).keys() == []
     writer.close()
     with pytest.raises(ValueError, match="closed"):
-        writer.put_batch([("good", b"1")])
+        writer.put_batch([("good", [b"1"])])
 
 
 def test_a_second_writer_is_refused(tmp_path: Path) -> None:
@@ -170,12 +170,16 @@ def test_absent_shards(tmp_path: Path) -> None:
 
 def test_use_after_fork_is_refused(tmp_path: Path) -> None:
     writer = ShardWriter(str(tmp_path / "open"), "w")
-    writer.put_batch([("k", b"value")])
+    writer.put_batch([("k", [b"value"])])
     reader = ShardReader(writer.path)
     refused = []
     pid = os.fork()
     if pid == 0:
-        for use in (lambda: reader.get("k"), lambda: writer.put_batch([("k", b"2")]), lambda: ShardReader(writer.path)):
+        for use in (
+            lambda: reader.get("k"),
+            lambda: writer.put_batch([("k", [b"2"])]),
+            lambda: ShardReader(writer.path),
+        ):
             try:
                 use()
             except RuntimeError:
@@ -243,7 +247,7 @@ def test_records_take_the_disk_they_are_said_to_take_at_most(
 ) -> None:
     writer = ShardWriter(str(tmp_path), "s")
     lengths = [sizes[i % len(sizes)] for i in range(160)]
-    records = [(f"{blob(i, 20).hex()}", blob(i, length)) for i, length in enumerate(lengths)]
+    records = [(f"{blob(i, 20).hex()}", [blob(i, length)]) for i, length in enumerate(lengths)]
     for start in range(0, len(records), batch):
         writer.put_batch(records[start : start + batch])
     taken = sum(path.stat().st_blocks * 512 for path in (tmp_path / "s").iterdir())
@@ -256,7 +260,7 @@ def test_records_take_the_disk_they_are_said_to_take_at_most(
 
 def test_a_shard_is_in_use_while_it_is_written_and_while_it_is_read(tmp_path: Path) -> None:
     writer = ShardWriter(str(tmp_path / "open"), "s")
-    writer.put_batch(list(RECORDS.items()))
+    writer.put_batch([(key, [data]) for key, data in RECORDS.items()])
     assert has_writer(writer.path) and not is_read(writer.path)
     writer.close()
     assert not has_writer(writer.path) and not has_writer(str(tmp_path / "open" / "absent"))
