@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pipeline.errors import ConfigError
+from pipeline.logs import LogFormat
 from pipeline.media.budget import Budget, resolve_budget
 from pipeline.media.url_policy import SourcePolicy
 from pipeline.planning.windows import full_window_items
@@ -412,6 +413,12 @@ class RayOptions(Section):
     segment_windows: Positive = 64
 
 
+class Logs(Section):
+    """What is logged: `text` are warnings, for people; `json` a line of JSON for each step of the run."""
+
+    format: LogFormat = "text"
+
+
 class Config(Section):
     """A complete run. See `configs/` for examples; `headrace run FILE --set a.b=c` reaches every field."""
 
@@ -440,6 +447,7 @@ class Config(Section):
     sinks: Sinks = Sinks()
     incremental: Incremental = Incremental()
     ray: RayOptions = RayOptions()
+    logs: Logs = Logs()
 
     @model_validator(mode="after")
     def _incremental_runs_have_names(self) -> Config:
@@ -553,6 +561,7 @@ class Config(Section):
             "max_quarantined_fraction",
             "demo_media",
             "input",
+            "logs",
         }
         cluster = RayOptions.model_fields.keys() - {"window_items", "first_window_items"}
         deadlines = {name for name in Sources.model_fields if name.endswith("_seconds")}

@@ -149,7 +149,9 @@ class TextBatches(ABC):
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
         """One table of one receipt for each row, in order."""
         for batch in batches.to_pylist():
-            yield receipt_table(self._done(batch))
+            with self.context.logging(window=batch["window"], batch=batch["batch"]):
+                receipt = self._done(batch)
+            yield receipt_table(receipt)
 
     @abstractmethod
     def _work(self, items: Sequence[dict[str, Any]]) -> Sequence[Any]:

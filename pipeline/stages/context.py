@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config
 from pipeline.features.store import FeatureStore, StoreWriter
+from pipeline.logs import log_ids, start_logs
 from pipeline.media.sandbox import Probers, Sandbox, SandboxMode, open_probers, open_sandbox
 from pipeline.planning.buckets import BatchBudget, tower_layout
 from pipeline.planning.geometry import own_size_geometry, probed_geometry
@@ -64,6 +66,13 @@ class StageContext:
     def unchanged(self, sources: Mapping[int, tuple[str, str, str]]) -> dict[int, Place]:
         """Item → its row in the run that this one goes on from; `sources`: item → (tenant, id, source id)."""
         return {} if self.base_url is None else unchanged(self.folder, Folder(self.base_url), sources)
+
+    @contextmanager
+    def logging(self, **ids: Any) -> Iterator[None]:
+        """What this process logs in the block is about the run, and what `ids` name: window, batch, item."""
+        start_logs(self.config.logs.format)
+        with log_ids(run_id=self.run_url.rpartition("/")[2], **ids):
+            yield
 
     @property
     def facts(self) -> VisionLanguageFacts:

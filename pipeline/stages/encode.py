@@ -77,7 +77,7 @@ class EncodeBatches:
             encoded = [part for run in staged.runs for part in encode_splitting(self.encoder, run, self.room, splits)]
             if waiting is not None:
                 yield receipt_table(waiting.result())
-            waiting = self.committer.submit(self._commit, staged, encoded, splits)
+            waiting = self.committer.submit(self._committed, staged, encoded, splits)
         if waiting is not None:
             yield receipt_table(waiting.result())
 
@@ -124,6 +124,12 @@ class EncodeBatches:
         missed = sum(item.was_decoded for item in staged.shown)
         kept = {"frames_missed": missed, "frames_bytes_written": self.keeper.keep(shown, receipt.window)}
         return replace(receipt, counts=receipt.counts | kept)
+
+    def _committed(
+        self, staged: _Staged, encoded: Sequence[EncodedBatch | VectorBatch], splits: dict[str, int]
+    ) -> Receipt:
+        with self.context.logging(window=staged.batch["window"], batch=staged.batch["batch"]):
+            return self._commit(staged, encoded, splits)
 
     def _commit(
         self, staged: _Staged, encoded: Sequence[EncodedBatch | VectorBatch], splits: dict[str, int]

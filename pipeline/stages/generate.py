@@ -60,7 +60,8 @@ class PromptBatches(ABC):
         writing: Future[Receipt] | None = None
         for batch in rows:
             tell_taken(self.context, "generate", batch["prompted_at"])
-            put_away = self._done(batch, self._fetch(batch))
+            with self.context.logging(window=batch["window"], batch=batch["batch"]):
+                put_away = self._done(batch, self._fetch(batch))
             if self.writer is None:
                 yield receipt_table(put_away())
                 continue
