@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import types
 
 from pipeline.config import Config, load_config
 from pipeline.errors import ConfigError, HeadraceError, InterruptedRunError
+from pipeline.logs import start_logs
 from pipeline.runs.report import forecast_rows
+
+_log = logging.getLogger("pipeline.jobs")
 
 
 def run_config(
@@ -19,6 +23,7 @@ def run_config(
     With `job` a configuration of another job is refused; `sample`, such as "1%", is that part of the listing; with
     `dry_run` only what `headrace plan` prints of it is printed, and nothing is written.
     """
+    config: Config | None = None
     try:
         config = load_config(path, settings)
         if job not in (None, config.job):
@@ -28,6 +33,7 @@ def run_config(
         if dry_run:
             _print_plan(config)
             return 0
+        start_logs(config.logs.format)
         # Not at the top: a refused configuration is said without waiting for torch and Ray.
         from pipeline.flow import run
 
@@ -35,7 +41,10 @@ def run_config(
             signal.signal(number, _interrupt)
         summary = run(config)
     except HeadraceError as error:
-        print(f"headrace: {error}", file=sys.stderr)
+        if config is not None and config.logs.format == "json":
+            _log.error("%s", error, extra={"exit_code": error.exit_code})
+        else:
+            print(f"headrace: {error}", file=sys.stderr)
         return error.exit_code
     folder = f"{config.output.rstrip('/')}/{summary['run_id']}"
     print(

@@ -16,6 +16,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from pipeline.errors import ConfigError
+from pipeline.logs import LogFormat
 from pipeline.media.budget import Budget, resolve_budget
 from pipeline.media.url_policy import SourcePolicy
 from pipeline.planning.windows import full_window_items
@@ -415,6 +416,7 @@ class RayOptions(Section):
     address: str | None = None
     num_cpus: Positive | None = None
     object_store_bytes: Positive | None = None
+    metrics_port: Annotated[int, Field(gt=0, lt=65536)] | None = None
     decode_workers: Positive | None = None
     encode_workers: Positive | None = None
     generate_workers: Positive | None = None
@@ -423,6 +425,12 @@ class RayOptions(Section):
     window_items: Positive | None = None
     first_window_items: Positive = 512
     segment_windows: Positive = 64
+
+
+class Logs(Section):
+    """What is logged: `text` are warnings, for people; `json` a line of JSON for each step of the run."""
+
+    format: LogFormat = "text"
 
 
 class Config(Section):
@@ -453,6 +461,7 @@ class Config(Section):
     sinks: Sinks = Sinks()
     incremental: Incremental = Incremental()
     ray: RayOptions = RayOptions()
+    logs: Logs = Logs()
 
     @model_validator(mode="after")
     def _incremental_runs_have_names(self) -> Config:
@@ -566,6 +575,7 @@ class Config(Section):
             "max_quarantined_fraction",
             "demo_media",
             "input",
+            "logs",
         }
         cluster = RayOptions.model_fields.keys() - {"window_items", "first_window_items"}
         deadlines = {name for name in Sources.model_fields if name.endswith("_seconds")}

@@ -123,6 +123,7 @@ def start_ray(options: RayOptions) -> float:
             "num_cpus": options.num_cpus or os.cpu_count(),
             "object_store_memory": options.object_store_bytes,
             "include_dashboard": False,
+            "_metrics_export_port": options.metrics_port,
             "_system_config": {"idle_worker_killing_time_threshold_ms": _IDLE_WORKER_MS},
         }
     with _own_termination():

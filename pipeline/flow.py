@@ -25,15 +25,19 @@ from pipeline.config import Config
 from pipeline.demo.drawn import draw_demo
 from pipeline.errors import ConfigError, QuarantineLimitError
 from pipeline.language.batching import TEXT_BATCH_TOKENS
+from pipeline.logs import log_ids
 from pipeline.planning.windows import Window, plan_windows, segments
 from pipeline.progress import PassBar
+from pipeline.ray_meter import RayMeter
 from pipeline.runs.base import goes_on, vanished
 from pipeline.runs.durability import DurableWindows
 from pipeline.runs.ledger import Ledger
 from pipeline.runs.manifest import read_frozen
+from pipeline.runs.metrics import RunMetrics
 from pipeline.runs.own_shards import noted_shards
 from pipeline.runs.receipts import PassName, ReceiptBook, Totals
 from pipeline.runs.run import Run, note_ended, start_run
+from pipeline.runs.run_log import log_ended, log_published, log_receipt, log_resumed, log_started
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
 from pipeline.schema import Receipt
 from pipeline.scratch import ACTORS_END_SECONDS, release, segments_that_fit, with_small_shards
@@ -233,7 +237,13 @@ def _driver(config: Config) -> Iterator[_Driver]:
     started = time.perf_counter()
     draw_demo(config)
     config = config.anchored()
-    with start_run(config) as current, engine.ray_session(config.ray) as ray_seconds, engine.quiet_ray_data():
+    with (
+        start_run(config) as current,
+        log_ids(run_id=current.run_id),
+        engine.ray_session(config.ray) as ray_seconds,
+        engine.quiet_ray_data(),
+    ):
+        log_started(current.manifest.num_items, current.folder.url)
         yield _Driver(config, current, started, ray_seconds)
 
 
@@ -252,6 +262,8 @@ class _Driver:
         self.store_peak_bytes: int | None = None
         self.seconds = {"ray_startup": ray_seconds}
         self.evicted: dict[str, int] = {}
+        self.meter = RayMeter(current.run_id)
+        self.metrics = RunMetrics(self.meter, current.manifest.num_items)
         self.windows = plan_windows(
             current.manifest.num_items,
             first_items=config.ray.first_window_items,
@@ -334,6 +346,7 @@ class _Driver:
             device=workers.device,
             in_place=in_place,
             base_url=self._base_url(checked),
+            meter=self.meter,
         )
 
     def _base_url(self, checked: CheckedModel) -> str | None:
@@ -387,6 +400,7 @@ class _Driver:
 
     def _restore(self, name: PassName) -> dict[int, dict[str, Any]]:
         entries = self.ledger.finished(name)
+        log_resumed(name, entries)
         for window, entry in entries.items():
             self.book.restore(name, window, entry)
         self._count(entry["items"] for entry in entries.values())
@@ -406,24 +420,33 @@ class _Driver:
                 totals = self.book.settle(each.name, window)
                 finishing.submit(_publish, each, context, by_index[window], totals)
 
-        with PassBar(each.name) as bar:
+        with PassBar(each.name, shown=self.config.logs.format == "text") as bar:
             for receipt in each.receipts(context, windows):
                 if not self.book.add(receipt):
                     continue
                 bar.update(receipt)
+                self.metrics.add_receipt(receipt, each.name)
+                log_receipt(receipt, each.name)
                 if self.book.is_finished(each.name, receipt.window):
                     written = {one.shard for one in self.book.window_receipts(each.name, receipt.window)} - {""}
                     ready.add(receipt.window, written if self.several_nodes else ())
                 publish(ready.take())
-                self._count(finishing.ended())
+                self._published(finishing.ended())
             self._seal(context, ready.shards)
             publish(ready.take(look=True))
-            self._count(finishing.ended(wait=True))
+            self._published(finishing.ended(wait=True))
         missing = sorted(set(by_index) - set(self.ledger.finished(each.name)))
         if missing:
             raise RuntimeError(f"the {each.name} pass ended without finishing windows {missing}")
         name = f"{each.name}_pass"
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def _published(self, windows: Iterable[Mapping[str, Any]]) -> None:
+        for items in windows:
+            self._count([items])
+            if "letters" in items:
+                self.metrics.add_published(items["counts"], items["quarantine"])
+                log_published(items["window"], items["counts"], items["letters"])
 
     def _count(self, published: Iterable[Mapping[str, Any]]) -> None:
         for items in published:
@@ -491,18 +514,22 @@ class _Driver:
             summary["items_vanished"] = num_vanished
         engine.run_task("pipeline.runs.run_page:write_run_page", folder, summary)
         write_summary(folder, summary)
+        log_ended(summary)
         note_ended(self.config, self.run.run_id)
         return summary
 
 
 def _publish(each: Pass, context: StageContext, window: Window, totals: Totals) -> dict[str, Any]:
-    """In a task: publish a finished window, then say so in the ledger."""
-    items = each.finish(context, window)
-    if each.name != "encode":
-        _deliver(context, window.index)
-    entry = {**totals.to_entry(), "items": items, "finished_at": time.time()}
-    Ledger(context.folder).record(each.name, window.index, entry)
-    return items
+    """In a task: publish a finished window, then say so in the ledger. Returns what the ledger notes and, where rows
+    were published, their `window` and its `letters`, which the driver logs."""
+    with context.logging(window=window.index):
+        items = each.finish(context, window)
+        letters = items.pop("letters", None)
+        if each.name != "encode":
+            _deliver(context, window.index)
+        entry = {**totals.to_entry(), "items": items, "finished_at": time.time()}
+        Ledger(context.folder).record(each.name, window.index, entry)
+    return items if letters is None else {**items, "window": window.index, "letters": letters}
 
 
 def _deliver(context: StageContext, window: int) -> None:

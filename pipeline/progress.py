@@ -14,8 +14,9 @@ from pipeline.schema import Receipt
 class PassBar:
     """Media (encode) or requests (generate) done, at what rate, how many reused and quarantined, and how long to go."""
 
-    def __init__(self, name: PassName) -> None:
-        self._bar = tqdm(total=0, desc=name, unit="item", disable=not sys.stderr.isatty(), dynamic_ncols=True)
+    def __init__(self, name: PassName, *, shown: bool) -> None:
+        hidden = not (shown and sys.stderr.isatty())
+        self._bar = tqdm(total=0, desc=name, unit="item", disable=hidden, dynamic_ncols=True)
         self._stored = self._reused = self._quarantined = 0
 
     def __enter__(self) -> PassBar:

@@ -113,7 +113,7 @@ def retry(
                 raise
             if not isinstance(meant, TransientError) or attempt == _ATTEMPTS:
                 raise meant from error
-            _log.info("attempt %d of %d: %s", attempt, _ATTEMPTS, meant)
+            _log.info("attempt %d of %d: %s", attempt, _ATTEMPTS, meant, extra={"attempt": attempt})
         pause = random.uniform(0, min(_CAP_SECONDS, _BASE_SECONDS * 2 ** (attempt - 1)))
         sleep(min(meant.after_seconds, _CAP_AFTER_SECONDS) + pause)
     raise AssertionError("unreachable: the last attempt returns or raises")

@@ -14,7 +14,13 @@ FILES = sorted(path.relative_to(ROOT).as_posix() for top in ("pipeline", "jobs")
 # Library → where it may be imported. Everything else is to stay testable, and quick to start, without it.
 _NETWORKS = ("pipeline/models/", "pipeline/language/", "pipeline/pooling/")
 HOMES: dict[str, tuple[str, ...]] = {
-    "ray": ("pipeline/engine.py", "pipeline/flow.py", "pipeline/api.py", "jobs/"),  # api: it takes and returns datasets
+    "ray": (
+        "pipeline/engine.py",
+        "pipeline/ray_meter.py",
+        "pipeline/flow.py",
+        "pipeline/api.py",
+        "jobs/",
+    ),  # api: it takes and returns datasets
     "lmdb": ("pipeline/features/shard.py",),
     "av": ("pipeline/media/", "pipeline/demo/"),
     "PIL": ("pipeline/media/", "pipeline/demo/"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from contextlib import contextmanager
 from typing import Any, ClassVar, TypeVar
@@ -14,6 +14,7 @@ import pyarrow as pa
 import torch
 
 from pipeline.language.batching import RUN_TOKENS, length_runs
+from pipeline.runs.metrics import DEVICE_MEMORY, QUEUE_SECONDS, STAGE_SECONDS, WAITED_SECONDS
 from pipeline.schema import Receipt
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import write_outcome
@@ -27,6 +28,33 @@ def compute_alone(device: str) -> None:
     """One thread a CPU worker: workers are sized to the cores, and bits must not move with their number."""
     if device == "cpu":
         torch.set_num_threads(1)
+
+
+def tell_stages(context: StageContext, seconds: Mapping[str, float], modality: str) -> None:
+    """How long a batch took in each stage."""
+    for stage, each in seconds.items():
+        context.meter.record(STAGE_SECONDS, each, stage=stage, modality=modality)
+
+
+def tell_taken(context: StageContext, queue: str, ready_at: float) -> None:
+    """A worker has taken a batch, which was ready at `ready_at` (seconds since the epoch)."""
+    waited = max(0.0, time.time() - ready_at)  # clocks of nodes differ by milliseconds
+    context.meter.record(QUEUE_SECONDS, waited, queue=queue)
+    context.meter.record(WAITED_SECONDS, waited, queue=queue)
+
+
+def tell_memory(context: StageContext, stage: str) -> None:
+    """What PyTorch has of this worker's GPU, where it has one, and the most that it had since the last time."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return
+    kinds = {
+        "allocated": torch.cuda.memory_allocated(),
+        "reserved": torch.cuda.memory_reserved(),
+        "peak": torch.cuda.max_memory_allocated(),
+    }
+    torch.cuda.reset_peak_memory_stats()
+    for kind, num_bytes in kinds.items():
+        context.meter.record(DEVICE_MEMORY, num_bytes, stage=stage, kind=kind)
 
 
 def accelerator_names() -> list[str]:
@@ -121,7 +149,9 @@ class TextBatches(ABC):
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
         """One table of one receipt for each row, in order."""
         for batch in batches.to_pylist():
-            yield receipt_table(self._done(batch))
+            with self.context.logging(window=batch["window"], batch=batch["batch"]):
+                receipt = self._done(batch)
+            yield receipt_table(receipt)
 
     @abstractmethod
     def _work(self, items: Sequence[dict[str, Any]]) -> Sequence[Any]:
@@ -155,6 +185,8 @@ class TextBatches(ABC):
             },
             seconds={self.timed: seconds},
         )
+        tell_stages(self.context, receipt.seconds, "text")
+        tell_memory(self.context, "pool")
         share_ms = 1e3 * seconds / len(items)
         rows = [self._row(item, result, share_ms) for item, result in zip(items, results, strict=True)]
         write_outcome(self.context.folder, receipt, rows, self.outcome)

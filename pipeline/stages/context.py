@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config, Store
 from pipeline.features.store import FeatureStore, StoreWriter
+from pipeline.logs import log_ids, start_logs
 from pipeline.media.sandbox import Probers, Sandbox, SandboxMode, open_probers, open_sandbox
 from pipeline.planning.buckets import BatchBudget, tower_layout
 from pipeline.planning.geometry import own_size_geometry, probed_geometry
 from pipeline.runs.base import Place, unchanged
+from pipeline.runs.metrics import NO_METER, Meter
 from pipeline.runs.own_shards import note_shard
 from pipeline.schema import Geometry, Probe, SamplePlan
 from pipeline.sinks.delivery import Delivery, deliveries
@@ -40,7 +43,7 @@ class StageContext:
 
     `device`, `cpu` or `cuda`, is what the encoder runs on. `in_place` is of a scratch store on the disk of the only
     machine: its shards are read where they are written. `base_url` is the folder of an earlier run, whose rows stand
-    for items that are unchanged since.
+    for items that are unchanged since. `meter` takes measurements, of every worker.
     """
 
     config: Config
@@ -49,6 +52,7 @@ class StageContext:
     device: str = "cpu"
     in_place: bool = False
     base_url: str | None = None
+    meter: Meter = NO_METER
 
     @property
     def identity(self) -> EncoderIdentity:
@@ -63,6 +67,13 @@ class StageContext:
     def unchanged(self, sources: Mapping[int, tuple[str, str, str]]) -> dict[int, Place]:
         """Item → its row in the run that this one goes on from; `sources`: item → (tenant, id, source id)."""
         return {} if self.base_url is None else unchanged(self.folder, Folder(self.base_url), sources)
+
+    @contextmanager
+    def logging(self, **ids: Any) -> Iterator[None]:
+        """What this process logs in the block is about the run, and what `ids` name: window, batch, item."""
+        start_logs(self.config.logs.format)
+        with log_ids(run_id=self.run_url.rpartition("/")[2], **ids):
+            yield
 
     @property
     def facts(self) -> VisionLanguageFacts:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from pipeline.errors import ItemError
+from pipeline.logs import log_ids
 from pipeline.media.in_process import InProcess
 from pipeline.media.resize import crop_frames
 from pipeline.media.sandbox import OFF
@@ -50,7 +51,11 @@ class DecodeBatches:
         """One table of one row for each row; a row's items keep their order, failed ones stay with their reason."""
         for index in range(batches.num_rows):
             row = batches.slice(index, 1)
-            yield row if row["receipt"][0].is_valid else self._decode(row)
+            yield row if row["receipt"][0].is_valid else self._decoded(row)
+
+    def _decoded(self, row: pa.Table) -> pa.Table:
+        with self.context.logging(window=row["window"][0].as_py(), batch=row["batch"][0].as_py()):
+            return self._decode(row)
 
     def _decode(self, row: pa.Table) -> pa.Table:
         [batch] = row.drop_columns("pixels").to_pylist()
@@ -80,10 +85,17 @@ class DecodeBatches:
     ) -> Iterator[_Fetched | _Done]:
         sources = SharedSources(self.context.config.source_policy())
         for item in planned:
-            try:
-                yield self._kept(item, kept, time.perf_counter()) or self._fetch(item, counter, sources, kept)
-            except ItemError as error:
-                yield DecodedMedia(planned=item, failure=_failure(error)), None
+            with log_ids(item_index=item.item_index):
+                fetched = self._fetch_one(item, counter, sources, kept)
+            yield fetched
+
+    def _fetch_one(
+        self, item: PlannedMedia, counter: FetchCounter, sources: SharedSources, kept: KeptFrames
+    ) -> _Fetched | _Done:
+        try:
+            return self._kept(item, kept, time.perf_counter()) or self._fetch(item, counter, sources, kept)
+        except ItemError as error:
+            return DecodedMedia(planned=item, failure=_failure(error)), None
 
     def _kept(self, item: PlannedMedia, kept: KeptFrames, started: float) -> _Done | None:
         """The frames that the store has of `item`, where it is said to have them."""

@@ -29,6 +29,7 @@ class EmbedPrompts(PromptBatches):
         ready = fetched.ready
         spent: dict[str, int] = {}
         vectors = self._in_room(lambda items: list(self.model.embed(items, seconds)), list(ready.values()), spent)
+        self._tell(fetched, seconds)
         lengths = [len(item.input_ids) for item in ready.values()]
         times = {
             "llm_queue_ms": 1e3 * queued,

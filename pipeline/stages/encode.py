@@ -13,9 +13,18 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.planning.buckets import BatchBudget, computed_tokens
+from pipeline.runs.metrics import STAGE_SECONDS
 from pipeline.runs.summary import SANDBOX_COUNT
 from pipeline.schema import Frames, Geometry, ItemFailure, Receipt
-from pipeline.stages.computing import Room, compute_alone, in_halves, one_ahead
+from pipeline.stages.computing import (
+    Room,
+    compute_alone,
+    in_halves,
+    one_ahead,
+    tell_memory,
+    tell_stages,
+    tell_taken,
+)
 from pipeline.stages.context import StageContext
 from pipeline.stages.kept_frames import FrameKeeper
 from pipeline.stages.outcomes import ENCODE_OUTCOME, count_codes, write_outcome
@@ -68,13 +77,14 @@ class EncodeBatches:
             encoded = [part for run in staged.runs for part in encode_splitting(self.encoder, run, self.room, splits)]
             if waiting is not None:
                 yield receipt_table(waiting.result())
-            waiting = self.committer.submit(self._commit, staged, encoded, splits)
+            waiting = self.committer.submit(self._committed, staged, encoded, splits)
         if waiting is not None:
             yield receipt_table(waiting.result())
 
     def _stage(self, row: pa.Table) -> _Staged:
         started = time.time()
         [batch] = row.drop_columns("pixels").to_pylist()
+        tell_taken(self.context, "encode", batch["decoded_at"])
         items = [_decoded(item) for item in batch["items"]]
         shown = [item for item in items if item.has_pixels]
         frames = _frames(row["pixels"][0].as_buffer(), shown)
@@ -115,6 +125,12 @@ class EncodeBatches:
         kept = {"frames_missed": missed, "frames_bytes_written": self.keeper.keep(shown, receipt.window)}
         return replace(receipt, counts=receipt.counts | kept)
 
+    def _committed(
+        self, staged: _Staged, encoded: Sequence[EncodedBatch | VectorBatch], splits: dict[str, int]
+    ) -> Receipt:
+        with self.context.logging(window=staged.batch["window"], batch=staged.batch["batch"]):
+            return self._commit(staged, encoded, splits)
+
     def _commit(
         self, staged: _Staged, encoded: Sequence[EncodedBatch | VectorBatch], splits: dict[str, int]
     ) -> Receipt:
@@ -149,7 +165,20 @@ class EncodeBatches:
             seconds={**receipt.seconds, "commit": time.perf_counter() - started},
         )
         write_outcome(self.context.folder, receipt, rows, ENCODE_OUTCOME)
+        self._tell(staged, receipt)
         return receipt
+
+    def _tell(self, staged: _Staged, receipt: Receipt) -> None:
+        """The meter: of media each, of what a batch shares once."""
+        for item in staged.items:
+            modality = item.planned.probe.modality
+            for stage, ms in (("media_fetch", item.fetch_ms), ("media_decode", item.decode_ms)):
+                if ms:
+                    self.context.meter.record(STAGE_SECONDS, ms / 1e3, stage=stage, modality=modality)
+        batch = {name: each for name, each in receipt.seconds.items() if not name.startswith("media_")}
+        if staged.shown:  # a batch has one modality
+            tell_stages(self.context, batch, staged.shown[0].planned.probe.modality)
+        tell_memory(self.context, "encode")
 
 
 def _load_encoder(context: StageContext, device: str) -> VisionEncoder | FrameEncoder:

@@ -8,7 +8,7 @@ import io
 import re
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
@@ -162,7 +162,8 @@ class PlanEncodeWindow:
     def __call__(self, windows: pa.Table) -> Iterator[pa.Table]:
         """Tables (`BATCH_SCHEMA`) of one row: its receipt and then a batch each, a window after another."""
         for row in windows.to_pylist():
-            plan = written_plan(self.context, Window(**row))
+            with self.context.logging(window=row["index"]):
+                plan = written_plan(self.context, Window(**row))
             # One by one: a table of them all would be a second copy of the bytes that they carry.
             for batch in self._rows(plan):
                 yield batch_table([batch])
@@ -271,7 +272,7 @@ class _WindowPlanner:
     def _stat_all(self, candidates: list[_Candidate]) -> dict[int, Place]:
         """Where each is from; those that are unchanged since the run that this one goes on from."""
         with ThreadPoolExecutor(self.context.config.decode.io_threads) as pool:
-            list(pool.map(_guarded(self._stat), candidates))
+            list(pool.map(self._guarded(self._stat), candidates))
         found: dict[int, list[str]] = defaultdict(list)
         for candidate in candidates:
             if candidate.facts is not None and candidate.failure is None:
@@ -291,7 +292,22 @@ class _WindowPlanner:
             known = store.sources.find([c.facts.source_id for c in candidates if c.facts is not None])
             waiting = [c for c in candidates if c.failure is None]
             self._choose_carried([c for c in waiting if c.facts is not None and c.facts.source_id not in known])
-            list(pool.map(_guarded(lambda c: self._look(c, known)), waiting))
+            list(pool.map(self._guarded(lambda c: self._look(c, known)), waiting))
+
+    def _guarded(self, step: Callable[[_Candidate], None]) -> Callable[[_Candidate], None]:
+        """For threads: a step whose failures are noted, and whose log lines name the item."""
+
+        def run(candidate: _Candidate) -> None:
+            if candidate.failure is None:
+                request = candidate.request
+                ids = {"window": self.window.index, "item": request.id, "item_index": request.item_index}
+                try:
+                    with self.context.logging(**ids):
+                        step(candidate)
+                except ItemError as error:
+                    candidate.failure = error
+
+        return run
 
     def _choose_carried(self, candidates: list[_Candidate]) -> None:
         """Of those that are read whole, the first in order that fit are carried on."""
@@ -450,17 +466,6 @@ class _WindowPlanner:
 
     def _batches(self, media: list[PlannedMedia]) -> list[PlannedBatch]:
         return plan_window(self.window.index, [m.shaped for m in media], self.context.batch_budget)
-
-
-def _guarded(step: Any) -> Any:
-    def run(candidate: _Candidate) -> None:
-        if candidate.failure is None:
-            try:
-                step(candidate)
-            except ItemError as error:
-                candidate.failure = error
-
-    return run
 
 
 def _check_modality(media: MediaItem, probe: Probe) -> None:

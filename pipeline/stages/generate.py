@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from pipeline.models.language_model import GeneratedText, GenerationOptions, LanguageModel, PromptedItem
 from pipeline.schema import ItemFailure, Receipt
-from pipeline.stages.computing import Room, compute_alone, in_halves
+from pipeline.stages.computing import Room, compute_alone, in_halves, tell_memory, tell_stages, tell_taken
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import GENERATE_OUTCOME, count_codes, write_outcome
 from pipeline.stages.rows import receipt_table
@@ -59,7 +59,9 @@ class PromptBatches(ABC):
             self.bringer.submit(self.context.store.bring, list(shards))
         writing: Future[Receipt] | None = None
         for batch in rows:
-            put_away = self._done(batch, self._fetch(batch))
+            tell_taken(self.context, "generate", batch["prompted_at"])
+            with self.context.logging(window=batch["window"], batch=batch["batch"]):
+                put_away = self._done(batch, self._fetch(batch))
             if self.writer is None:
                 yield receipt_table(put_away())
                 continue
@@ -95,6 +97,12 @@ class PromptBatches(ABC):
             else:
                 failed.append({"item_index": item["item_index"], **dataclasses.asdict(failure)})
         return Fetched(ready=ready, failed=failed, seconds=time.perf_counter() - started)
+
+    def _tell(self, fetched: Fetched, seconds: dict[str, float]) -> None:
+        """The meter; prompts of one batch may have media of several kinds."""
+        kinds: set[str] = {record.slot for item in fetched.ready.values() for record in item.media}
+        tell_stages(self.context, seconds, "mixed" if len(kinds) > 1 else kinds.pop() if kinds else "text")
+        tell_memory(self.context, "generate")
 
     def _in_room(
         self,
@@ -147,6 +155,7 @@ class GenerateBatches(PromptBatches):
         ready = fetched.ready
         spent: dict[str, int] = {}
         answers = self._answers(ready, seconds, spent)
+        self._tell(fetched, seconds)
         counts = {**_counts(ready, answers), **spent}
         times = _times(seconds, queued, len(ready), counts["generated_tokens"])
         answered = [_row(index, item, text, times) for (index, item), text in zip(ready.items(), answers, strict=True)]

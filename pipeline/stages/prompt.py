@@ -53,7 +53,8 @@ class PlanPromptWindow:
     def __call__(self, windows: pa.Table) -> Iterator[pa.Table]:
         """One table (`PROMPT_SCHEMA`) a window."""
         for row in windows.to_pylist():
-            planned = self._rows(Window(**row))
+            with self.context.logging(window=row["index"]):
+                planned = self._rows(Window(**row))
             # This process outlives its pass: a shard that it kept mapped would keep its disk space when it is deleted.
             self.context.store.close()
             yield planned

@@ -38,7 +38,8 @@ def publish_window(
 
     `rows` (of `schema`, with `status` and `code`) are one an item, in any order; `failures` say why items are out;
     `reused` items needed no encoding. Returns the ledger's `counts` (items written, reused, quarantined) and
-    `quarantine` (code → items). Raises `RuntimeError` when an item is missing or there twice.
+    `quarantine` (code → items), and the `letters` (`QUARANTINE_SCHEMA`) that were written.
+    Raises `RuntimeError` when an item is missing or there twice.
     """
     part = restore_window(rows, window.start, window.stop, schema)
     write_part(context.folder, window.index, part, schema)
@@ -54,7 +55,7 @@ def publish_window(
         "items_reused": sum(index in reused for index in written),
         "items_quarantined": sum(quarantine.values()),
     }
-    return {"counts": counts, "quarantine": quarantine}
+    return {"counts": counts, "quarantine": quarantine, "letters": letters}
 
 
 def described_scores(space: ScoreSpace | None) -> dict[str, str]:

@@ -45,7 +45,9 @@ class PlanScoresWindow:
     def __call__(self, windows: pa.Table) -> Iterator[pa.Table]:
         """One table (`SCORED_TEXT_SCHEMA`) a window."""
         for row in windows.to_pylist():
-            yield self._rows(Window(**row))
+            with self.context.logging(window=row["index"]):
+                planned = self._rows(Window(**row))
+            yield planned
 
     def _rows(self, window: Window) -> pa.Table:
         started = time.perf_counter()

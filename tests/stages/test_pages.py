@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -154,7 +155,7 @@ def test_a_batch_of_images_is_decoded_by_the_rules_and_at_the_size_that_was_admi
     probe = dataclasses.replace(planned(None).probe, modality="image", container="png")
     item = dataclasses.replace(planned(None), media=media, content=sha256_content(clear), probe=probe)
     identity = dataclasses.replace(IDENTITY, image=ImageRules(background="#0a0b0c"))
-    context = cast(StageContext, SimpleNamespace(identity=identity, config=make_config("images"), sandbox=None))
+    context = decoding(identity, make_config("images"))
     row: dict[str, Any] = {"window": 0, "batch": 0, "digest": "d", "items": [item.to_row()]}
     [decoded] = DecodeBatches(context)(batch_table([row]))
     [failure] = [each["failure"] for each in decoded.to_pylist()[0]["items"]]
@@ -165,11 +166,19 @@ def test_a_batch_of_images_is_decoded_by_the_rules_and_at_the_size_that_was_admi
         assert failure["code"] == "wrong_size" and len(pixels) == 0
 
 
+def decoding(identity: EncoderIdentity, config: Config) -> StageContext:
+    """What decoding needs of a context, without a model."""
+    return cast(
+        StageContext,
+        SimpleNamespace(identity=identity, config=config, sandbox=None, logging=lambda **ids: nullcontext()),
+    )
+
+
 def test_a_batch_of_pages_is_decoded(make_config: Callable[..., Config]) -> None:
     items = [planned(n).to_row() for n in (2, 0, 1)]
     row: dict[str, Any] = {"window": 0, "batch": 0, "digest": "d", "items": items}
     items[2]["media"]["page"] = 9
-    context = cast(StageContext, SimpleNamespace(identity=IDENTITY, config=make_config("pages"), sandbox=None))
+    context = decoding(IDENTITY, make_config("pages"))
     [decoded] = DecodeBatches(context)(batch_table([row]))
     pixels = np.frombuffer(decoded["pixels"][0].as_buffer(), np.uint8).reshape(2, *SIZE, 3)
     for found, page in zip(pixels, (2, 0), strict=True):
