@@ -50,6 +50,7 @@ PURE = (
     "pipeline/planning/buckets.py",
     "pipeline/planning/calibration.py",
     "pipeline/planning/estimate.py",
+    "pipeline/planning/placement.py",
     "pipeline/planning/decode_cost.py",
     "pipeline/planning/windows.py",
     "pipeline/media/av1.py",

@@ -99,7 +99,7 @@ class Schedule:
 
 
 # What goes on side by side in the encode pass: frames are decoded, carried, encoded and committed as they come.
-_ENCODE_PASS = ("media_decode", "frame_transfer", "vision_encode", "commit")
+ENCODE_PASS = ("media_decode", "frame_transfer", "vision_encode", "commit")
 
 
 def schedule(seconds: Mapping[str, float], workers: int, decode_cores: int, prices: Prices) -> Schedule:
@@ -108,8 +108,8 @@ def schedule(seconds: Mapping[str, float], workers: int, decode_cores: int, pric
     The encode pass takes as long as its slowest stage; in the passes that answer, stages of a worker take turns.
     """
     shared = {name: value / (decode_cores if name == "media_decode" else workers) for name, value in seconds.items()}
-    encode = max((shared.get(name, 0.0) for name in _ENCODE_PASS), default=0.0)
-    total = encode + sum(value for name, value in shared.items() if name not in _ENCODE_PASS)
+    encode = max((shared.get(name, 0.0) for name in ENCODE_PASS), default=0.0)
+    total = encode + sum(value for name, value in shared.items() if name not in ENCODE_PASS)
     cost = None
     if prices.accelerator_hour is not None:
         cost = total / 3600 * (workers * prices.accelerator_hour + decode_cores * (prices.core_hour or 0.0))
@@ -128,7 +128,7 @@ def pass_seconds(seconds: Mapping[str, float], rates: Calibration) -> tuple[floa
 
     Where cores do everything they share it evenly; accelerators encode beside the cores that decode.
     """
-    encode = {name: seconds[name] for name in _ENCODE_PASS if name in seconds}
+    encode = {name: seconds[name] for name in ENCODE_PASS if name in seconds}
     answers = sum(value for name, value in seconds.items() if name not in encode)
     if not rates.accelerators:
         return sum(encode.values()) / rates.cpu_count, answers / rates.cpu_count
@@ -143,36 +143,6 @@ def run_seconds(seconds: Mapping[str, float], rates: Calibration) -> float:
     encode, answers = pass_seconds(seconds, rates)
     starts = rates.start_seconds + rates.answer_start_seconds + (rates.encode_start_seconds if encode else 0.0)
     return starts + encode + answers
-
-
-def decode_cores_per_accelerator(seconds: Mapping[str, float]) -> float | None:
-    """How many cores decode as fast as one accelerator encodes. None where nothing is encoded, or not measured."""
-    decode, encode = seconds.get("media_decode"), seconds.get("vision_encode")
-    return None if decode is None or encode is None else decode / encode
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Placement:
-    """Where decoding belongs: beside the accelerators, or on machines of its own.
-
-    Of each second of encoding: how long the encoder waits for the cores beside it (`queue_seconds`), and how long it
-    would wait for frames that come from elsewhere (`transfer_seconds`), decoded by as many cores as that takes.
-    """
-
-    separate: bool
-    queue_seconds: float
-    transfer_seconds: float
-
-
-def placement(seconds: Mapping[str, float], cores_per_accelerator: float) -> Placement | None:
-    """By the measured times of decoding, transfer and encoding. None where one of them is not known."""
-    decode, transfer = seconds.get("media_decode"), seconds.get("frame_transfer")
-    encode = seconds.get("vision_encode")
-    if decode is None or transfer is None or encode is None:
-        return None
-    queue = max(0.0, decode / cores_per_accelerator - encode) / encode
-    carried = max(0.0, transfer - encode) / encode
-    return Placement(separate=carried < queue, queue_seconds=queue, transfer_seconds=carried)
 
 
 def _over(amount: float, rate: float | None) -> float | None:

@@ -192,6 +192,14 @@ def _times(plan: Mapping[str, Any]) -> list[Row]:
         where = "on machines of their own" if placed["separate"] else "beside the encoder"
         waits = f"waits {placed['queue_seconds']:.2f} s for the cores beside it, {placed['transfer_seconds']:.2f} s"
         rows.append(("decoders belong", f"{where}: a second of encoding {waits} for frames from elsewhere"))
+    for each in times["pools"]:
+        turn, apart = duration(each["in_turn_seconds"]), duration(each["apart_seconds"])
+        waits = f"{duration(each['queue_seconds'])} of it waiting for decoders"
+        split = f"{each['encoders']} that encode and {each['workers'] - each['encoders']} that answer"
+        best = "apart" if each["separate"] else "in turn"
+        rows.append(
+            (f"encode and answer, {each['workers']} workers", f"{best}: in turn {turn}, {waits}; {split} {apart}")
+        )
     rows.append(("a second question, one worker", duration(times["second_question_seconds"])))
     return rows
 

@@ -8,16 +8,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from pipeline.config import Config
-from pipeline.planning.calibration import (
-    Calibration,
-    Prices,
-    decode_cores_per_accelerator,
-    placement,
-    run_seconds,
-    schedule,
-    work_seconds,
-)
+from pipeline.planning.calibration import Calibration, Prices, run_seconds, schedule, work_seconds
 from pipeline.planning.estimate import Work, break_even_months, second_question
+from pipeline.planning.placement import decode_cores_per_accelerator, placement, pools
 from pipeline.stages.dry_run import Forecast
 
 _MOST_SHAPES = 100  # shown
@@ -46,7 +39,7 @@ def told_plan(
         "store": _store(work, seconds, prices) if work.encodes else None,
         "language": _language(config, forecast, work, rates) if work.prompts else None,
         "texts": _texts(forecast, work) if work.texts else None,
-        "times": None if rates is None or not seconds else _times(seconds, rates, prices, workers),
+        "times": None if rates is None or not seconds else _times(work, seconds, rates, prices, workers),
         "calibration": None if rates is None else rates.to_json(),
     }
 
@@ -137,13 +130,19 @@ def _texts(forecast: Forecast, work: Work) -> dict[str, Any]:
     }
 
 
-def _times(seconds: dict[str, float], rates: Calibration, prices: Prices, workers: Sequence[int]) -> dict[str, Any]:
+def _times(
+    work: Work, seconds: dict[str, float], rates: Calibration, prices: Prices, workers: Sequence[int]
+) -> dict[str, Any]:
     needed = decode_cores_per_accelerator(seconds)
     placed = placement(seconds, rates.cores_per_accelerator)
     schedules = [
         dataclasses.asdict(schedule(seconds, number, max(1, math.ceil(number * (needed or 0.0))), prices))
         for number in workers
     ]
+    carried = None
+    if rates.accelerators and rates.transfer_bytes_per_second is not None:  # where cores do it all there are no pools
+        carried = work.feature_bytes_read / rates.transfer_bytes_per_second
+    found = [pools(seconds, carried, number, number * rates.cores_per_accelerator) for number in workers]
     return {
         "device": rates.device,
         "accelerator": rates.accelerator,
@@ -153,5 +152,6 @@ def _times(seconds: dict[str, float], rates: Calibration, prices: Prices, worker
         "decode_cores_per_accelerator": needed,
         "cores_per_accelerator": rates.cores_per_accelerator,
         "placement": None if placed is None else dataclasses.asdict(placed),
+        "pools": [dataclasses.asdict(each) for each in found if each is not None],
         "second_question_seconds": second_question(seconds)["media_reused"],
     }

@@ -5,16 +5,7 @@ import json
 
 import pytest
 
-from pipeline.planning.calibration import (
-    Calibration,
-    Prices,
-    decode_cores_per_accelerator,
-    pass_seconds,
-    placement,
-    run_seconds,
-    schedule,
-    work_seconds,
-)
+from pipeline.planning.calibration import Calibration, Prices, pass_seconds, run_seconds, schedule, work_seconds
 from pipeline.planning.estimate import Work
 
 RATES = Calibration(
@@ -73,26 +64,6 @@ def test_a_schedule() -> None:
     assert found.cost == pytest.approx(168.75 / 3600 * (4 * 3.0 + 32 * 0.05))
     assert schedule(SECONDS, 4, 16, Prices()).bottleneck == "media_decode"
     assert schedule(SECONDS, 4, 16, Prices()).cost is None
-
-
-def test_cores_that_keep_an_accelerator_busy() -> None:
-    assert decode_cores_per_accelerator(SECONDS) == 20
-    assert decode_cores_per_accelerator({"vision_encode": 3.0}) is None
-
-
-@pytest.mark.parametrize(
-    ("cores", "separate", "queue", "transfer"),
-    [
-        (8.0, True, 1.5, 1.0),  # 2,000 / 8 = 250 s for 100 s of encoding: it waits 1.5 s a second; 200 - 100 elsewhere
-        (10.0, False, 1.0, 1.0),
-        (20.0, False, 0.0, 1.0),
-    ],
-)
-def test_where_to_decode(cores: float, separate: bool, queue: float, transfer: float) -> None:
-    found = placement(SECONDS, cores)
-    assert found is not None
-    assert (found.separate, found.queue_seconds, found.transfer_seconds) == (separate, queue, transfer)
-    assert placement({"media_decode": 1.0}, cores) is None
 
 
 def test_it_is_saved_as_json() -> None:

@@ -72,6 +72,17 @@ PLAN: dict[str, Any] = {
         "decode_cores_per_accelerator": 18.0,
         "cores_per_accelerator": 8.0,
         "placement": {"separate": True, "queue_seconds": 1.25, "transfer_seconds": 0.5},
+        "pools": [
+            {
+                "workers": 4,
+                "encoders": 1,
+                "separate": True,
+                "in_turn_seconds": 356.25,
+                "apart_seconds": 250.0,
+                "queue_seconds": 200.0,
+                "transfer_seconds": 10.0,
+            }
+        ],
         "second_question_seconds": 90.0,
     },
 }
@@ -118,6 +129,7 @@ def test_the_terminal_gets_every_number_and_no_commands() -> None:
         "2.0 h, most of it vision_encode, costs 12.50",
         "18.0; it has 8.0",
         "on machines of their own: a second of encoding waits 1.25 s for the cores beside it, 0.50 s for frames",
+        "apart: in turn 5.9 min, 3.3 min of it waiting for decoders; 1 that encode and 3 that answer 4.2 min",
         "90.0 s",
         "20.6 min",
     ):

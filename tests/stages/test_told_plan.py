@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from typing import Any
 
@@ -91,9 +92,17 @@ def test_costs_and_times() -> None:
     assert store["month_cost"] == pytest.approx(0.1)  # 5 GB
     assert store["break_even_months"] == pytest.approx(37.0)
     assert times["decode_cores_per_accelerator"] == 1.0 and times["placement"]["separate"] is False
-    [schedule] = times["schedules"]
+    [schedule], [apart] = times["schedules"], times["pools"]
     # Encoding on 2: 1,800 s. Then reading 5e9 bytes 2.5 s, prefill 4e12 FLOPs 2 s, 8 batches of 50 steps of 0.02 s 8 s
     assert schedule["seconds"] == pytest.approx(1_800 + (2.5 + 2 + 8) / 2)
     assert (schedule["workers"], schedule["decode_cores"]) == (2, 2)
     assert plan["language"]["answer_tokens"] == 40 * 30
     assert times["second_question_seconds"] == pytest.approx(2.5 + 2 + 8)
+    # One that encodes takes all of 3,600 s; 5e9 bytes of features are carried in one.
+    assert apart["in_turn_seconds"] == schedule["seconds"] and apart["apart_seconds"] == 3_600
+    assert (apart["separate"], apart["transfer_seconds"]) == (False, 1.0)
+
+
+def test_where_cores_do_everything_there_are_no_pools() -> None:
+    times = told(Prices(), dataclasses.replace(RATES, device="cpu", accelerators=0, cpu_count=2))["times"]
+    assert times["pools"] == []
