@@ -272,12 +272,17 @@ class Store(Section):
     Of a remote store each machine keeps shards that it has read, up to `cache_bytes`, else until its disk is almost
     full. One that is not there within `fetch_seconds` is not waited for: what it holds is encoded again.
 
+    `identity` is how known media are known again. `version`: by what the storage says of them, so that they are not
+    fetched. `content`: by the hash of their bytes, which are read each time. `auto`: by version where the storage
+    promises that it is another for other bytes (S3, GCS, a `version` in the manifest), else by content.
+
     `keep_frames` keeps decoded frames, too, and looks for them: of known media nothing is then fetched or decoded for
     another model that takes the same frames in the same size.
     """
 
     path: str = "headrace_store"
     local_path: str | None = None
+    identity: Literal["content", "version", "auto"] = "version"
     retention: Literal["keep", "segment"] = "keep"
     max_bytes: Positive | None = None
     ttl: Annotated[float, Field(gt=0)] | None = None

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from pipeline.media.archive_index import HEADER_BYTES, MAX_MEMBERS, ArchiveIndex, Member, data_offset, index_archive
+from pipeline.media.source_id import SourceFacts, Strength
 from pipeline.media.url_policy import SourcePolicy
 
 _LOOK_AGAIN_SECONDS = 60  # how old what is known of a remote archive may be
@@ -20,18 +21,11 @@ _MAX_REMEMBERED = 2 * MAX_MEMBERS  # members, of 290 bytes each
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SourceFacts:
-    """What identifies an object without reading it, and its size."""
-
-    source_id: str
-    num_bytes: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Archive:
     """An archive as it was found at a time of the monotonic clock."""
 
     source_id: str
+    strength: Strength
     index: ArchiveIndex
     looked_at: float
 
@@ -75,7 +69,7 @@ class Archives:
             return dataclasses.replace(made[0], looked_at=time.monotonic())
         with self._open(uri, policy) as file:
             index = index_archive(file, facts.num_bytes, uri)
-        return Archive(source_id=facts.source_id, index=index, looked_at=time.monotonic())
+        return Archive(source_id=facts.source_id, strength=facts.strength, index=index, looked_at=time.monotonic())
 
     def _forget(self) -> None:
         """All but the last few, by how many members they have."""

@@ -1,10 +1,13 @@
-"""Documents whose pages are read one after another, fetched once for all of them."""
+"""Files of which several items are parts: documents fetched once for all their pages, files hashed once."""
 
 from __future__ import annotations
 
+import hashlib
+import io
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import BinaryIO, cast
 
 from pipeline.media.source import FetchCounter, read_source
 from pipeline.media.url_policy import SourcePolicy
@@ -44,3 +47,27 @@ class SharedSources:
             if len(self._documents) > _DOCUMENTS:
                 self._documents.popitem(last=False)
             return document
+
+
+@dataclass(slots=True)
+class _Digest:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    sha256: str = ""
+
+
+class FileDigests:
+    """The SHA-256 of files, which are streamed: each is hashed once, whoever asks for it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._digests: dict[str, _Digest] = {}
+
+    def of(self, source_id: str, file: BinaryIO) -> str:
+        """In hex, of the whole of `file`, which is the one of `source_id`. Raises what its reads raise."""
+        with self._lock:
+            digest = self._digests.setdefault(source_id, _Digest())
+        with digest.lock:
+            if not digest.sha256:
+                file.seek(0)
+                digest.sha256 = hashlib.file_digest(cast(io.BufferedIOBase, file), "sha256").hexdigest()
+            return digest.sha256

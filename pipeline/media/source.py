@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 from pipeline.errors import ConfigError, ItemError, TransientError
-from pipeline.media.archive import Archives, PartOfFile, SourceFacts, content_offset
+from pipeline.media.archive import Archives, PartOfFile, content_offset
 from pipeline.media.archive_index import member_bytes, split_member
+from pipeline.media.source_id import SourceFacts, Strength, as_given, object_version
 from pipeline.media.url_policy import URL_SCHEMES, SourcePolicy, is_within
 from pipeline.retry import Fault, Result, RetryingFile, explain, judge, retry, with_reason
 from pipeline.schema import MediaItem
@@ -22,14 +23,13 @@ from pipeline.storage import file_system
 
 SCHEMES = ("file", "s3", "gs", "memory", *URL_SCHEMES)
 
-# Range reads: a header usually costs one or two blocks; 32 of them bound the cache to 16 MB. Not tuned against a store.
+# Range reads: a header usually costs one or two blocks. Not tuned against a store; nor are those of files read whole.
 _BLOCK_BYTES = 512 * 1024
-_MAX_BLOCKS = 32
+WHOLE_BLOCK_BYTES = 8 * 2**20
+_CACHE_BYTES = 16 * 2**20
 
 ANYWHERE = SourcePolicy()
 """The policy of those who have no configuration: any local path, and public https addresses."""
-
-_STAMPS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
 
 @dataclass(slots=True)
@@ -43,25 +43,31 @@ class FetchCounter:
 def stat_source(item: MediaItem, policy: SourcePolicy = ANYWHERE) -> SourceFacts:
     """Size and source id; costs one metadata request, and no content.
 
-    The id is the first there is of: the caller's `sha256` or `version`, the hash of inline bytes, ETag and size, size
-    and modification time; at a URL whose server says none of these, the hash, for which the object is read. Raises
+    The id is the first there is of: the caller's `sha256`, the hash of inline bytes, the caller's `version`, what the
+    storage says of the object (`object_version`), size and modification time; at a URL whose server says none of these,
+    the hash, for which the object is read. Raises
     `ItemError` (stage `fetch`): `scheme_refused`, `path_refused`, `not_found`, `access_denied`, `not_a_file`,
     `empty_file`, at URLs those of `HttpFiles` and `unavailable`, of members of archives `corrupt_archive`,
     `member_refused`, `too_large`; `TransientError` after `retrying`; `ConfigError` for credentials that are not valid.
     """
     if item.data is not None:
-        return SourceFacts(
-            source_id=_given_id(item) or _sha256_id(item.data), num_bytes=_not_empty(item, len(item.data))
-        )
+        _not_empty(item, len(item.data))
+        # Never the caller's version: of inline bytes there is no URI that it would be a version of.
+        own_id = f"sha256:{item.sha256}" if item.sha256 else _sha256_id(item.data)
+        return SourceFacts(source_id=own_id, strength="content", num_bytes=len(item.data))
     split = split_member(item.uri or "")
     if split is not None:
         archive, member = _archives.member(*split, policy)
         found_id = f"{archive.source_id}#{member.name}:{member.start}:{member.num_bytes}:{member.crc:08x}"
-        return SourceFacts(source_id=_given_id(item) or found_id, num_bytes=_not_empty(item, member.num_bytes))
-    found = _found(item.uri or "", policy)
-    if _scheme(item.uri or "") in URL_SCHEMES:
-        _not_larger(item, found.num_bytes, policy)
-    return SourceFacts(source_id=_given_id(item) or found.source_id, num_bytes=_not_empty(item, found.num_bytes))
+        # The hash of an archive, with a place in it, is none of the member's bytes, and says as much.
+        strength: Strength = "weak" if archive.strength == "weak" else "strong"
+        found = SourceFacts(source_id=found_id, strength=strength, num_bytes=member.num_bytes)
+    else:
+        found = _found(item.uri or "", policy)
+        if _scheme(item.uri or "") in URL_SCHEMES:
+            _not_larger(item, found.num_bytes, policy)
+    _not_empty(item, found.num_bytes)
+    return as_given(item, found)
 
 
 def read_source(item: MediaItem, counter: FetchCounter, policy: SourcePolicy = ANYWHERE) -> bytes:
@@ -79,7 +85,9 @@ def read_source(item: MediaItem, counter: FetchCounter, policy: SourcePolicy = A
     return data
 
 
-def open_source(item: MediaItem, counter: FetchCounter, policy: SourcePolicy = ANYWHERE) -> BinaryIO:
+def open_source(
+    item: MediaItem, counter: FetchCounter, policy: SourcePolicy = ANYWHERE, block_bytes: int = _BLOCK_BYTES
+) -> BinaryIO:
     """The object as a seekable file that fetches ranges as they are read. Raises as `stat_source`, reads included.
     An empty object opens.
 
@@ -89,10 +97,10 @@ def open_source(item: MediaItem, counter: FetchCounter, policy: SourcePolicy = A
         return io.BytesIO(item.data)
     split = split_member(item.uri or "")
     if split is not None:
-        return _open_member(item, split, counter, policy)
+        return _open_member(item, split, counter, policy, block_bytes)
     place = _locate(item.uri or "", policy)
     counter.fetches += 1
-    file = _reach(lambda: _open(place), place)
+    file = _reach(lambda: _open(place, block_bytes), place)
 
     def counted(read: Callable[[], bytes]) -> bytes:
         data = retrying(read, place)
@@ -141,12 +149,14 @@ def _read_member(item: MediaItem, split: tuple[str, str], counter: FetchCounter,
     return content
 
 
-def _open_member(item: MediaItem, split: tuple[str, str], counter: FetchCounter, policy: SourcePolicy) -> BinaryIO:
+def _open_member(
+    item: MediaItem, split: tuple[str, str], counter: FetchCounter, policy: SourcePolicy, block_bytes: int
+) -> BinaryIO:
     _, member = _archives.member(*split, policy)
     if member.is_deflated:
         return io.BytesIO(_read_member(item, split, counter, policy))
     with contextlib.ExitStack() as until_known:
-        file = until_known.enter_context(open_source(MediaItem(uri=split[0]), counter, policy))
+        file = until_known.enter_context(open_source(MediaItem(uri=split[0]), counter, policy, block_bytes))
         begin = member.start + content_offset(member, file)
         until_known.pop_all()
     return cast(BinaryIO, PartOfFile(file, begin, member.num_bytes))
@@ -156,12 +166,6 @@ _archives = Archives(
     look=lambda uri, policy: _found(uri, policy),
     open=lambda uri, policy: open_source(MediaItem(uri=uri), FetchCounter(), policy),
 )
-
-
-def _given_id(item: MediaItem) -> str | None:
-    if item.sha256:
-        return f"sha256:{item.sha256}"
-    return f"version:{item.uri or ''}:{item.version}" if item.version else None
 
 
 def _sha256_id(data: bytes) -> str:
@@ -182,8 +186,7 @@ def _not_empty(item: MediaItem, num_bytes: int) -> int:
 
 def _found(uri: str, policy: SourcePolicy) -> SourceFacts:
     place = _locate(uri, policy)
-    num_bytes, source_id = _reach(lambda: _look(place), place)
-    return SourceFacts(source_id=source_id, num_bytes=num_bytes)
+    return _reach(lambda: _look(place), place)
 
 
 def _locate(uri: str, policy: SourcePolicy) -> Place:
@@ -226,23 +229,22 @@ def _reach(fetch: Callable[[], Result], place: Place) -> Result:
     return retrying(lambda: with_reason(fetch, lambda: place.fs.cat_file(place.path, start=0, end=1)), place)
 
 
-def _look(place: Place) -> tuple[int, str]:
-    """(bytes, source id) from metadata."""
+def _look(place: Place) -> SourceFacts:
+    """From metadata."""
     if place.scheme == "file":
         facts = os.stat(_regular(place).path)
-        return facts.st_size, f"file:{place.path}:{facts.st_size}:{facts.st_mtime_ns}"
+        own_id = f"file:{place.path}:{facts.st_size}:{facts.st_mtime_ns}"
+        return SourceFacts(source_id=own_id, strength="weak", num_bytes=facts.st_size)
     if place.scheme in URL_SCHEMES:
         num_bytes, source_id = place.fs.look(place.path)
-        return num_bytes, source_id
+        # Servers make ETags as they like, many of them of time and size.
+        strength: Strength = "content" if source_id.startswith("sha256:") else "weak"
+        return SourceFacts(source_id=source_id, strength=strength, num_bytes=num_bytes)
     info = place.fs.info(place.path)
     if info["type"] != "file":
         raise IsADirectoryError(place.uri)
-    size = int(info["size"])
-    etag = info.get("ETag") or info.get("etag")
-    if etag:
-        return size, f"etag:{place.uri}:{str(etag).strip(chr(34))}:{size}"
-    stamp = next((info[name] for name in _STAMPS if info.get(name)), "")
-    return size, f"object:{place.uri}:{size}:{stamp}"
+    source_id, strength = object_version(place.scheme, place.uri, info)
+    return SourceFacts(source_id=source_id, strength=strength, num_bytes=int(info["size"]))
 
 
 def _whole(place: Place) -> bytes:
@@ -264,15 +266,14 @@ def _regular(place: Place) -> Place:
     return place
 
 
-def _open(place: Place) -> Any:
+def _open(place: Place, block_bytes: int) -> Any:
     if place.scheme == "file":
         return open(_regular(place).path, "rb")
+    max_blocks = _CACHE_BYTES // block_bytes
     if place.scheme in URL_SCHEMES:
-        return place.fs.open(place.path, block_bytes=_BLOCK_BYTES, max_blocks=_MAX_BLOCKS)
-    cache = (
-        {"cache_type": "blockcache", "cache_options": {"maxblocks": _MAX_BLOCKS}} if place.scheme != "memory" else {}
-    )
-    file = place.fs.open(place.path, "rb", block_size=_BLOCK_BYTES, **cache)
+        return place.fs.open(place.path, block_bytes=block_bytes, max_blocks=max_blocks)
+    cache = {"cache_type": "blockcache", "cache_options": {"maxblocks": max_blocks}} if place.scheme != "memory" else {}
+    file = place.fs.open(place.path, "rb", block_size=block_bytes, **cache)
     if getattr(file, "details", {}).get("type") == "directory":  # s3fs opens a prefix as an empty file
         file.close()
         raise IsADirectoryError(place.uri)

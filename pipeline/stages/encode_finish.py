@@ -109,7 +109,8 @@ def _encoded_rows(context: StageContext, plan: WindowPlan) -> tuple[list[dict[st
     for table in read_outcomes(context.folder, "encode", plan.window.index, digests):
         outcomes.update((row["position"], row) for row in table.to_pylist())
     rows: list[dict[str, Any]] = [{**dict.fromkeys(ENCODED_SCHEMA.names), **failure} for failure in plan.failures]
-    contents: dict[int, str] = {}
+    learnt = set(plan.learnt)
+    contents = {media.position: media.content or "" for media in plan.media if media.position in learnt}
     for media in plan.media:
         base = {
             "item_index": media.item_index,

@@ -18,13 +18,13 @@ import pyarrow as pa
 from pipeline.config import Config
 from pipeline.errors import ItemError
 from pipeline.features.catalogue import SourceEntry
-from pipeline.media.archive import SourceFacts
 from pipeline.media.budget import Budget, admit, admit_request
 from pipeline.media.in_process import InProcess
 from pipeline.media.part import part_plan, probe_part
 from pipeline.media.sampling import sample_plan
-from pipeline.media.shared_source import SharedSources
-from pipeline.media.source import FetchCounter, open_source, stat_source
+from pipeline.media.shared_source import FileDigests, SharedSources
+from pipeline.media.source import WHOLE_BLOCK_BYTES, FetchCounter, open_source, stat_source
+from pipeline.media.source_id import SourceFacts
 from pipeline.planning.balance import balanced_order
 from pipeline.planning.buckets import PlannedBatch, plan_window
 from pipeline.planning.decode_cost import decode_seconds
@@ -39,6 +39,7 @@ from pipeline.stages.forecast import forecast_counts, planned_encode_work
 from pipeline.stages.identity import (
     check_content,
     is_read_by_range,
+    is_trusted,
     media_content,
     media_source,
     request_source,
@@ -80,7 +81,8 @@ class WindowPlan:
     `media` are all that passed admission, and name the shards that keep their frames; `hits` position → (key, shard)
     known at that moment; `same_as` position → the position that is encoded in its place; `batches` positions with
     their digest; `failures` rows of items that are out (`item_index, media_index, stage, code, message`); `carried`
-    items that are unchanged since the run that this one goes on from.
+    items that are unchanged since the run that this one goes on from; `learnt` those hits whose source the store does
+    not know yet, or as another's.
     """
 
     window: Window
@@ -91,6 +93,7 @@ class WindowPlan:
     failures: list[dict[str, Any]]
     receipt: Receipt
     carried: dict[int, Place] = field(default_factory=dict)
+    learnt: list[int] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
         """As it is written down; inline bytes stay in the manifest."""
@@ -106,6 +109,7 @@ class WindowPlan:
             "failures": self.failures,
             "receipt": receipt_to_json(self.receipt),
             "carried": {str(item): [place.window, place.row] for item, place in self.carried.items()},
+            "learnt": self.learnt,
         }
 
     @classmethod
@@ -123,6 +127,7 @@ class WindowPlan:
             failures=value["failures"],
             receipt=receipt_from_json(value["receipt"]),
             carried={int(item): Place(window=w, row=r) for item, (w, r) in value.get("carried", {}).items()},
+            learnt=value.get("learnt", []),
         )
 
 
@@ -215,6 +220,8 @@ class _WindowPlanner:
         self.fallbacks = Counter[str]()  # by shard and its condition
         self.policy = context.config.source_policy()
         self.sources = SharedSources(self.policy)
+        self.digests = FileDigests()
+        self.known: dict[str, SourceEntry] = {}
 
     def plan(self) -> WindowPlan:
         started = time.perf_counter()
@@ -259,6 +266,7 @@ class _WindowPlanner:
             failures=self.failures,
             receipt=receipt,
             carried=carried,
+            learnt=[m.position for m in media if m.position in hits and self._is_news(m)],
         )
 
     def _candidates(self, request: Request) -> list[_Candidate]:
@@ -275,7 +283,7 @@ class _WindowPlanner:
             list(pool.map(self._guarded(self._stat), candidates))
         found: dict[int, list[str]] = defaultdict(list)
         for candidate in candidates:
-            if candidate.facts is not None and candidate.failure is None:
+            if candidate.facts is not None and candidate.failure is None and self._is_trusted(candidate):
                 found[candidate.request.item_index].append(candidate.facts.source_id)
         sources = {}
         for request in {c.request.item_index: c.request for c in candidates}.values():
@@ -286,13 +294,13 @@ class _WindowPlanner:
         return self.context.unchanged(sources)
 
     def _probe(self, candidates: list[_Candidate]) -> None:
-        store = self.context.store
-        store.sources.reload()
+        sources = self.context.store.sources
+        sources.reload()
         with ThreadPoolExecutor(self.context.config.decode.io_threads) as pool:
-            known = store.sources.find([c.facts.source_id for c in candidates if c.facts is not None])
+            self.known = sources.find([c.facts.source_id for c in candidates if c.facts is not None])
             waiting = [c for c in candidates if c.failure is None]
-            self._choose_carried([c for c in waiting if c.facts is not None and c.facts.source_id not in known])
-            list(pool.map(self._guarded(lambda c: self._look(c, known)), waiting))
+            self._choose_carried([c for c in waiting if self._entry(c) is None])
+            list(pool.map(self._guarded(self._look), waiting))
 
     def _guarded(self, step: Callable[[_Candidate], None]) -> Callable[[_Candidate], None]:
         """For threads: a step whose failures are noted, and whose log lines name the item."""
@@ -326,9 +334,18 @@ class _WindowPlanner:
         if media.sha256 is not None:
             candidate.content = media_content(media, f"sha256:{media.sha256.lower()}")
 
-    def _look(self, candidate: _Candidate, known: dict[str, SourceEntry]) -> None:
+    def _is_trusted(self, candidate: _Candidate) -> bool:
         assert candidate.facts is not None
-        entry = known.get(candidate.facts.source_id)
+        return is_trusted(candidate.facts.strength, self.context.config.store.identity)
+
+    def _entry(self, candidate: _Candidate) -> SourceEntry | None:
+        """What is known of the object, where it is known by its source id."""
+        assert candidate.facts is not None
+        return self.known.get(candidate.facts.source_id) if self._is_trusted(candidate) else None
+
+    def _look(self, candidate: _Candidate) -> None:
+        assert candidate.facts is not None
+        entry = self._entry(candidate)
         num_bytes = candidate.facts.num_bytes
         if entry is not None:
             candidate.probe = entry.probe
@@ -345,6 +362,11 @@ class _WindowPlanner:
             candidate.probe = self._probe_file(candidate, io.BytesIO(data))
             if candidate.is_carried:
                 candidate.media = dataclasses.replace(candidate.media, data=data, uri=None)
+        elif not self._is_trusted(candidate):
+            with open_source(candidate.media, candidate.counter, self.policy, WHOLE_BLOCK_BYTES) as file:
+                candidate.probe = self._probe_file(candidate, file)
+                sha256 = self.digests.of(candidate.file_source, file)
+            candidate.content = media_content(candidate.media, f"sha256:{sha256}")
         else:
             with open_source(candidate.media, candidate.counter, self.policy) as file:
                 candidate.probe = self._probe_file(candidate, file)
@@ -448,6 +470,10 @@ class _WindowPlanner:
             for position, record in zip(claims, records, strict=True)
             if record is not None
         }
+
+    def _is_news(self, media: PlannedMedia) -> bool:
+        entry = self.known.get(media.source_id)
+        return entry is None or entry.content != media.content
 
     def _same_as(self, media: list[PlannedMedia], hits: dict[int, tuple[str, str]]) -> dict[int, int]:
         """Items that another of the window stands for: the same bytes, sampled and sized alike, for one tenant."""

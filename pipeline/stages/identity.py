@@ -19,6 +19,7 @@ from pipeline.media.backend import (
 )
 from pipeline.media.packets import RANGED_FORMATS
 from pipeline.media.resize import Resample, resize_backend
+from pipeline.media.source_id import Strength
 from pipeline.planning.estimate import Network
 from pipeline.planning.geometry import OwnSizeRule, SizeRule
 from pipeline.schema import (
@@ -33,6 +34,14 @@ from pipeline.schema import (
     VectorSpaces,
 )
 from pipeline.stages.rows import PlannedMedia
+
+Identity = Literal["content", "version", "auto"]
+# Of which ids it is taken that they stand for the bytes that were seen under them.
+_TRUSTED: dict[Identity, frozenset[Strength]] = {
+    "content": frozenset({"content"}),
+    "auto": frozenset({"content", "strong"}),
+    "version": frozenset({"content", "strong", "weak"}),
+}
 
 _SCALED = "jpeg"  # the container whose decoder scales: `pipeline.media.image`
 _OPAQUE = {"jpeg"}  # containers without transparency
@@ -143,6 +152,11 @@ def _sampling(planned: PlannedMedia) -> tuple[float, ...]:
 def sha256_content(data: bytes) -> str:
     """The content term of bytes."""
     return f"sha256:{hashlib.sha256(data).hexdigest()}"
+
+
+def is_trusted(strength: Strength, identity: Identity) -> bool:
+    """Whether an object is known by its source id; what is not is read and hashed each time."""
+    return strength in _TRUSTED[identity]
 
 
 def source_content(source_id: str) -> str:

@@ -13,6 +13,7 @@ from pipeline.language.chunking import chunk_text
 from pipeline.media.in_process import InProcess
 from pipeline.media.shared_source import SharedSources
 from pipeline.media.source import FetchCounter, stat_source
+from pipeline.media.source_id import SourceFacts
 from pipeline.planning.windows import Window
 from pipeline.runs.base import Place
 from pipeline.runs.manifest import read_range
@@ -20,7 +21,7 @@ from pipeline.schema import MediaItem, Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
 from pipeline.stages.encode_plan import load_plan
-from pipeline.stages.identity import media_source, sha256_content
+from pipeline.stages.identity import is_trusted, media_source, sha256_content
 from pipeline.stages.outcomes import failure_row
 
 if TYPE_CHECKING:
@@ -168,14 +169,16 @@ class _DocumentTexts:
         self.policy = context.config.source_policy()
         self.sources = SharedSources(self.policy)
         self.reader = context.probers or InProcess()
-        self.stat: dict[tuple[str | None, str | None], str] = {}
+        self.stat: dict[tuple[str | None, str | None], SourceFacts] = {}
 
     def source_id(self, request: Request) -> str | None:
-        """Of a page, where the encode pass does not say it; None for what cannot be reached."""
+        """Of a page, where the encode pass does not say it; None for what cannot be reached, or has to be read."""
         if self.context.checked.verdicts or len(request.media) != 1:
             return None
+        [media] = request.media
         try:
-            return self._source_id(request.media[0])
+            is_known = is_trusted(self._facts(media).strength, self.context.config.store.identity)
+            return self._source_id(media) if is_known else None
         except ItemError:
             return None
 
@@ -209,11 +212,15 @@ class _DocumentTexts:
         raise ItemError("tokenize", "not_a_page", f"the pages of {media.name} could not be counted when it was listed")
 
     def _source_id(self, media: MediaItem) -> str:
-        """As the encode pass has it; each document is asked for once."""
+        """As the encode pass has it."""
+        return media_source(media, self._facts(media).source_id, self.context.config.document.dpi)
+
+    def _facts(self, media: MediaItem) -> SourceFacts:
+        """Each document is asked for once."""
         key = (media.uri, media.version) if media.uri is not None else (None, sha256_content(media.data or b""))
         if key not in self.stat:
-            self.stat[key] = stat_source(media, self.policy).source_id
-        return media_source(media, self.stat[key], self.context.config.document.dpi)
+            self.stat[key] = stat_source(media, self.policy)
+        return self.stat[key]
 
 
 def _check_media(context: StageContext) -> None:
