@@ -98,11 +98,12 @@ def retry(
     scheme: str,
     meaning: Callable[[Exception], Exception],
     sleep: Callable[[float], None] = time.sleep,
+    again: Callable[[], None] = lambda: None,
 ) -> Result:
     """`call()`, tried up to 5 times with exponential back-off and full jitter (at most 0.2, 0.4, 0.8, 1.6 s).
 
     `meaning` says what an error of `scheme`'s storage is to be raised as; only what it makes a `TransientError` is
-    tried again, at the earliest when that says, or after 30 s. Other errors pass.
+    tried again, at the earliest when that says, or after 30 s; `again` is told each time. Other errors pass.
     """
     for attempt in range(1, _ATTEMPTS + 1):
         try:
@@ -114,6 +115,7 @@ def retry(
             if not isinstance(meant, TransientError) or attempt == _ATTEMPTS:
                 raise meant from error
             _log.info("attempt %d of %d: %s", attempt, _ATTEMPTS, meant, extra={"attempt": attempt})
+            again()
         pause = random.uniform(0, min(_CAP_SECONDS, _BASE_SECONDS * 2 ** (attempt - 1)))
         sleep(min(meant.after_seconds, _CAP_AFTER_SECONDS) + pause)
     raise AssertionError("unreachable: the last attempt returns or raises")

@@ -34,14 +34,19 @@ ANYWHERE = SourcePolicy()
 
 @dataclass(slots=True)
 class FetchCounter:
-    """Mutable: objects opened in storage, and bytes that came from them."""
+    """Mutable: objects opened in storage, bytes that came from them, and attempts that had to be made again."""
 
     fetches: int = 0
     bytes_fetched: int = 0
+    retries: int = 0
+
+    def again(self) -> None:
+        """One attempt more."""
+        self.retries += 1
 
 
-def stat_source(item: MediaItem, policy: SourcePolicy = ANYWHERE) -> SourceFacts:
-    """Size and source id; costs one metadata request, and no content.
+def stat_source(item: MediaItem, policy: SourcePolicy = ANYWHERE, counter: FetchCounter | None = None) -> SourceFacts:
+    """Size and source id; costs one metadata request, and no content. `counter` gets repeated attempts.
 
     The id is the first there is of: the caller's `sha256`, the hash of inline bytes, the caller's `version`, what the
     storage says of the object (`object_version`), size and modification time; at a URL whose server says none of these,
@@ -63,7 +68,7 @@ def stat_source(item: MediaItem, policy: SourcePolicy = ANYWHERE) -> SourceFacts
         strength: Strength = "weak" if archive.strength == "weak" else "strong"
         found = SourceFacts(source_id=found_id, strength=strength, num_bytes=member.num_bytes)
     else:
-        found = _found(item.uri or "", policy)
+        found = _found(item.uri or "", policy, counter)
         if _scheme(item.uri or "") in URL_SCHEMES:
             _not_larger(item, found.num_bytes, policy)
     _not_empty(item, found.num_bytes)
@@ -79,7 +84,7 @@ def read_source(item: MediaItem, counter: FetchCounter, policy: SourcePolicy = A
         return _read_member(item, split, counter, policy)
     place = _locate(item.uri or "", policy)
     counter.fetches += 1
-    data = _reach(lambda: _whole(place), place)
+    data = _reach(lambda: _whole(place), place, counter)
     counter.bytes_fetched += len(data)
     _not_empty(item, len(data))
     return data
@@ -100,17 +105,23 @@ def open_source(
         return _open_member(item, split, counter, policy, block_bytes)
     place = _locate(item.uri or "", policy)
     counter.fetches += 1
-    file = _reach(lambda: _open(place, block_bytes), place)
+    file = _reach(lambda: _open(place, block_bytes), place, counter)
 
     def counted(read: Callable[[], bytes]) -> bytes:
-        data = retrying(read, place)
+        data = retrying(read, place, counter)
         counter.bytes_fetched += len(data)
         return data
 
     return cast(BinaryIO, RetryingFile(file, counted))
 
 
-def retrying(fetch: Callable[[], Result], place: Place, *, sleep: Callable[[float], None] = time.sleep) -> Result:
+def retrying(
+    fetch: Callable[[], Result],
+    place: Place,
+    counter: FetchCounter | None = None,
+    *,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Result:
     """`fetch()`, tried as `retry` does, its failures raised as what they mean to the item and the run.
 
     What keeps failing is a `TransientError`, what storage refuses or lacks an `ItemError`, wrong credentials a
@@ -118,7 +129,8 @@ def retrying(fetch: Callable[[], Result], place: Place, *, sleep: Callable[[floa
     (`unavailable`): each may have a server of its own, and one that is down is to stop nothing else.
     """
     try:
-        return retry(fetch, scheme=place.scheme, meaning=lambda error: _meaning(error, place), sleep=sleep)
+        again = (counter or FetchCounter()).again
+        return retry(fetch, scheme=place.scheme, meaning=lambda error: _meaning(error, place), sleep=sleep, again=again)
     except TransientError as error:
         if place.scheme in URL_SCHEMES:
             raise ItemError("fetch", "unavailable", str(error)) from error
@@ -140,7 +152,7 @@ def _read_member(item: MediaItem, split: tuple[str, str], counter: FetchCounter,
     _not_larger(item, max(member.num_bytes, member.stored_bytes), policy)
     place = _locate(split[0], policy)
     counter.fetches += 1
-    data = _reach(lambda: _range(place, member.start, member.stop), place)
+    data = _reach(lambda: _range(place, member.start, member.stop), place, counter)
     if len(data) != member.stop - member.start:
         raise ItemError("fetch", "content_mismatch", f"{item.name}: its archive changed since it was indexed")
     counter.bytes_fetched += len(data)
@@ -163,7 +175,7 @@ def _open_member(
 
 
 _archives = Archives(
-    look=lambda uri, policy: _found(uri, policy),
+    look=lambda uri, policy: _found(uri, policy, None),
     open=lambda uri, policy: open_source(MediaItem(uri=uri), FetchCounter(), policy),
 )
 
@@ -184,9 +196,9 @@ def _not_empty(item: MediaItem, num_bytes: int) -> int:
     return num_bytes
 
 
-def _found(uri: str, policy: SourcePolicy) -> SourceFacts:
+def _found(uri: str, policy: SourcePolicy, counter: FetchCounter | None) -> SourceFacts:
     place = _locate(uri, policy)
-    return _reach(lambda: _look(place), place)
+    return _reach(lambda: _look(place), place, counter)
 
 
 def _locate(uri: str, policy: SourcePolicy) -> Place:
@@ -223,10 +235,10 @@ def _scheme(uri: str) -> str:
     return {"gcs": "gs"}.get(scheme, scheme)
 
 
-def _reach(fetch: Callable[[], Result], place: Place) -> Result:
+def _reach(fetch: Callable[[], Result], place: Place, counter: FetchCounter | None) -> Result:
     if place.scheme in ("file", *URL_SCHEMES):
-        return retrying(fetch, place)
-    return retrying(lambda: with_reason(fetch, lambda: place.fs.cat_file(place.path, start=0, end=1)), place)
+        return retrying(fetch, place, counter)
+    return retrying(lambda: with_reason(fetch, lambda: place.fs.cat_file(place.path, start=0, end=1)), place, counter)
 
 
 def _look(place: Place) -> SourceFacts:

@@ -91,6 +91,7 @@ COUNTED: dict[str, tuple[tuple[Metric, Mapping[str, str]], ...]] = {
     "media_in": ((_counter("headrace_media_total", "Media items of planned windows"), {}),),
     "fetches": ((_counter("headrace_fetches_total", "Reads of media from their source"), {}),),
     "bytes_fetched": ((_counter("headrace_fetched_bytes_total", "Bytes of media read from their source"), {}),),
+    "fetch_retries": ((_counter("headrace_fetch_retries_total", "Attempts at a source that were repeated"), {}),),
     "images_decoded": ((_counter("headrace_decoded_images_total", "Images decoded"), {}),),
     "frames_decoded": ((_counter("headrace_decoded_frames_total", "Frames of videos decoded"), {}),),
     "pages_decoded": ((_counter("headrace_decoded_pages_total", "Pages drawn"), {}),),

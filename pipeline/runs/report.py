@@ -82,6 +82,7 @@ _HEADLINES = (
     ("features_reused", "features reused"),
     ("fallbacks", "fallbacks"),
     ("bytes_fetched", "bytes fetched"),
+    ("fetch_retries", "attempts to fetch that were repeated"),
     ("frames_decoded", "video frames decoded"),
     ("images_decoded", "images decoded"),
     ("computed_tokens", "encoder tokens computed"),

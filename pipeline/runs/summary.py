@@ -20,6 +20,7 @@ COUNTS = (
     "media_in",
     "fetches",
     "bytes_fetched",
+    "fetch_retries",
     "frames_decoded",
     "images_decoded",
     "encodes",

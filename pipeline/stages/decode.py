@@ -75,7 +75,8 @@ class DecodeBatches:
                     filled = stop
         kept.close()
         batch["items"] = [each.to_row() for each in decoded]
-        batch.update(fetches=counter.fetches, bytes_fetched=counter.bytes_fetched, decoded_at=time.time())
+        batch.update(fetches=counter.fetches, bytes_fetched=counter.bytes_fetched, fetch_retries=counter.retries)
+        batch["decoded_at"] = time.time()
         batch.update(frames_bytes_read=kept.bytes_read, frames_fallbacks=kept.fallbacks)
         batch["sandbox"] = OFF if self.context.sandbox is None else self.context.sandbox.level
         return batch_table([batch], pixels[:filled])
@@ -139,17 +140,17 @@ class DecodeBatches:
         started = time.perf_counter()
         result: Frames | ItemError
         try:
-            self._check_source(item)
+            self._check_source(item, counter)
             with open_source(item.media, counter, self.context.config.source_policy()) as file:
                 [outcome] = self._decode_all([self._undecoded(item, file=file)])
-            self._check_source(item)
+            self._check_source(item, counter)
             result = outcome.result
         except ItemError as error:
             result = error
         return Outcome(result=result, seconds=time.perf_counter() - started)
 
-    def _check_source(self, item: PlannedMedia) -> None:
-        facts = stat_source(item.media, self.context.config.source_policy())
+    def _check_source(self, item: PlannedMedia, counter: FetchCounter) -> None:
+        facts = stat_source(item.media, self.context.config.source_policy(), counter)
         found = media_source(item.media, facts.source_id, self.context.config.document.dpi)
         check_source(item.media, item.source_id, found)
 

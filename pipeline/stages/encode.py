@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from pipeline.models.embedder import FrameEncoder, FrameVectors, VectorBatch
     from pipeline.models.vision_encoder import EncodedBatch, EncodedItem, StagedMedia, VisionEncoder
 
-_COUNTED_BY_DECODE = ("fetches", "bytes_fetched", "frames_bytes_read", "frames_fallbacks")
+_COUNTED_BY_DECODE = ("fetches", "bytes_fetched", "fetch_retries", "frames_bytes_read", "frames_fallbacks")
 
 
 @dataclass(kw_only=True, slots=True)

@@ -243,6 +243,7 @@ class _WindowPlanner:
             "media_in": sum(len(request.media) for request in requests),
             "fetches": sum(c.counter.fetches for c in candidates),
             "bytes_fetched": sum(c.counter.bytes_fetched for c in candidates),
+            "fetch_retries": sum(c.counter.retries for c in candidates),
             "features_reused": len(hits) + len(same_as),
             "fallbacks": self.fallbacks.total(),
             **{FALLBACK_COUNT + shard: count for shard, count in self.fallbacks.items()},
@@ -327,7 +328,7 @@ class _WindowPlanner:
                 candidate.is_carried = left >= 0
 
     def _stat(self, candidate: _Candidate) -> None:
-        media, facts = candidate.media, stat_source(candidate.media, self.policy)
+        media, facts = candidate.media, stat_source(candidate.media, self.policy, candidate.counter)
         source_id = media_source(media, facts.source_id, self.context.config.document.dpi)
         candidate.file_source = facts.source_id
         candidate.facts = dataclasses.replace(facts, source_id=source_id)

@@ -94,6 +94,7 @@ class PlanTextWindow:
                 "items": window.stop - window.start,
                 "fetches": found.counter.fetches,
                 "bytes_fetched": found.counter.bytes_fetched,
+                "fetch_retries": found.counter.retries,
                 "items_carried": len(found.carried),
                 **forecast_counts(work),
             },

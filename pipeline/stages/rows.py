@@ -84,6 +84,7 @@ BATCH_SCHEMA = pa.schema(
         ("pixels", pa.large_binary()),  # uint8, (T, H, W, 3) of each item without failure or shard, in order
         ("fetches", pa.int64()),
         ("bytes_fetched", pa.int64()),
+        ("fetch_retries", pa.int64()),
         ("decoded_at", pa.float64()),  # seconds since the epoch
         ("frames_bytes_read", pa.int64()),  # of frames that the store kept, as they are there
         ("frames_fallbacks", pa.int64()),  # items whose frames it was said to keep, and that were decoded

@@ -56,7 +56,7 @@ class WindowTexts:
 
     items: dict[int, ItemText] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
-    counter: FetchCounter = field(default_factory=FetchCounter)
+    counter: FetchCounter
     carried: dict[int, Place] = field(default_factory=dict)
 
 
@@ -65,9 +65,10 @@ def read_texts(context: StageContext, window: Window) -> WindowTexts:
 
     Items that failed in the encode pass have none.
     """
-    texts = _reader(context)
+    counter = FetchCounter()
+    texts = _reader(context, counter)
     requests = read_range(context.folder, window.start, window.stop)
-    found = WindowTexts(carried=_carried(context, window, requests, texts))
+    found = WindowTexts(carried=_carried(context, window, requests, texts), counter=counter)
     out = set(found.carried)
     if context.checked.verdicts:
         encoded = read_encoded(context, window)
@@ -79,14 +80,16 @@ def read_texts(context: StageContext, window: Window) -> WindowTexts:
 
 def texts_of(context: StageContext, requests: list[Request]) -> WindowTexts:
     """As `read_texts`, of these requests, none of which is known to have failed."""
-    texts = _reader(context)
-    found = WindowTexts(carried={} if context.base_url is None else _unchanged(context, requests, texts))
+    counter = FetchCounter()
+    texts = _reader(context, counter)
+    carried = {} if context.base_url is None else _unchanged(context, requests, texts)
+    found = WindowTexts(carried=carried, counter=counter)
     texts.read([request for request in requests if request.item_index not in found.carried], found)
     return found
 
 
-def _reader(context: StageContext) -> _RowTexts | _DocumentTexts:
-    return _DocumentTexts(context) if context.config.job == "index_documents" else _RowTexts(context)
+def _reader(context: StageContext, counter: FetchCounter) -> _RowTexts | _DocumentTexts:
+    return _DocumentTexts(context, counter) if context.config.job == "index_documents" else _RowTexts(context)
 
 
 def _carried(
@@ -164,8 +167,9 @@ class _RowTexts:
 class _DocumentTexts:
     """Text layers of pages; a document is fetched once for all its pages in the window."""
 
-    def __init__(self, context: StageContext) -> None:
+    def __init__(self, context: StageContext, counter: FetchCounter) -> None:
         self.context = context
+        self.counter = counter
         self.policy = context.config.source_policy()
         self.sources = SharedSources(self.policy)
         self.reader = context.probers or InProcess()
@@ -186,28 +190,28 @@ class _DocumentTexts:
         """Adds what there is to embed, and who is out."""
         for request in requests:
             with _failures_of(request, found):
-                text = self._text(request, found.counter)
+                text = self._text(request)
                 if text is not None:
                     found.items[request.item_index] = text
 
-    def _text(self, request: Request, counter: FetchCounter) -> ItemText | None:
+    def _text(self, request: Request) -> ItemText | None:
         if len(request.media) != 1:
             raise ItemError("tokenize", "not_a_page", f"a row is one document or image, it has {len(request.media)}")
         [media] = request.media
         if media.page is None:
             if media.modality == "page":
-                self._check_document(media, counter)
+                self._check_document(media)
             _check_media(self.context)
             return None
-        text = self.reader.page_text(self.sources.read(media, counter), media.page)
+        text = self.reader.page_text(self.sources.read(media, self.counter), media.page)
         pieces = _chunks(self.context, self.context.text_side, text)
         if not pieces and not self.context.checked.verdicts:
             raise ItemError("tokenize", "empty_text", f"{media.name} has no text, and the job no model for its picture")
         return ItemText(text=text, source_id=self._source_id(media), pieces=pieces)
 
-    def _check_document(self, media: MediaItem, counter: FetchCounter) -> None:
+    def _check_document(self, media: MediaItem) -> None:
         """Raise why it has no pages: of one that hung or broke what counted them, as it does once more."""
-        data = self.sources.read(media, counter)
+        data = self.sources.read(media, self.counter)
         self.reader.page_count(io.BytesIO(data), num_bytes=len(data), name=media.name)
         raise ItemError("tokenize", "not_a_page", f"the pages of {media.name} could not be counted when it was listed")
 
@@ -219,7 +223,7 @@ class _DocumentTexts:
         """Each document is asked for once."""
         key = (media.uri, media.version) if media.uri is not None else (None, sha256_content(media.data or b""))
         if key not in self.stat:
-            self.stat[key] = stat_source(media, self.policy)
+            self.stat[key] = stat_source(media, self.policy, self.counter)
         return self.stat[key]
 
 

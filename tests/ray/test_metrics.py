@@ -35,6 +35,7 @@ COUNTERS: dict[str, tuple[str, dict[str, str]]] = {
     "media_in": ("media", {}),
     "fetches": ("fetches", {}),
     "bytes_fetched": ("fetched_bytes", {}),
+    "fetch_retries": ("fetch_retries", {}),
     "images_decoded": ("decoded_images", {}),
     "frames_decoded": ("decoded_frames", {}),
     "encodes": ("encodes", {}),

@@ -14,8 +14,8 @@ from pipeline.storage import Folder
 
 # From DESIGN.md, "What scripts and schedulers may rely on".
 FIELDS = """run_id, config_digest, status, items_in, items_written, items_reused, items_quarantined, items_skipped,
-    media_in, fetches, bytes_fetched, frames_decoded, images_decoded, encodes, features_reused, fallbacks,
-    computed_tokens, padded_tokens, prompt_tokens, prompt_padded_tokens, generated_tokens, decode_slots,
+    media_in, fetches, bytes_fetched, fetch_retries, frames_decoded, images_decoded, encodes, features_reused,
+    fallbacks, computed_tokens, padded_tokens, prompt_tokens, prompt_padded_tokens, generated_tokens, decode_slots,
     idle_decode_slots, pages_decoded, texts_embedded, pairs_scored, texts_scored, text_tokens, text_padded_tokens,
     items_carried, frames_reused, frames_missed, frames_fallbacks, frames_bytes_read, frames_bytes_written, oom_splits,
     evictions, evicted_bytes, seconds, quarantine, forecast, environment, store_peak_bytes, points, sandbox,
