@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import gc
 import importlib
 import logging
@@ -56,6 +58,7 @@ _IDLE_WORKER_MS = 60_000
 _MEMORY_KEYS = "ray.encode_workers, ray.generate_workers, ray.window_items or encode.max_batch_tokens"
 _POLL_SECONDS = 1.0
 Result = TypeVar("Result")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +88,8 @@ class Workers:
     """Sizes of a pass: concurrent tasks, actors and what each reserves. `device` is what actors compute on.
 
     `tasks` (of `map_blocks`) and `planners` (tasks of `map_windows`): None leaves their number to Ray.
-    `batches_per_block` is for `map_windows`.
+    `batches_per_block` is for `map_windows`. When a node is lost and actors have no room on the others, the pass waits
+    `wait_seconds` for another node.
     """
 
     device: str
@@ -96,6 +100,16 @@ class Workers:
     batches_per_block: int
     planners: int | None
     memory: Memory
+    wait_seconds: float = math.inf
+
+    def have_room(self, cluster: Cluster) -> bool:
+        """True when the actors fit beside a task."""
+        task = max(self.memory.window_task, self.memory.block_task)
+        return (
+            self.actors * self.actor_cpus + 1 <= cluster.num_cpus
+            and self.actors * self.actor_gpus <= cluster.num_gpus
+            and self.actors * self.memory.actor + task <= cluster.memory_bytes
+        )
 
 
 @contextlib.contextmanager
@@ -152,9 +166,14 @@ def describe_cluster() -> Cluster:
     )
 
 
+def alive_nodes() -> set[str]:
+    """The ids of the nodes that are alive, as far as Ray knows: of a lost one it knows after some seconds."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
+
+
 def num_nodes() -> int:
     """Nodes that are alive."""
-    return sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
+    return len(alive_nodes())
 
 
 def accelerators() -> list[str]:
@@ -187,7 +206,7 @@ def preflight(
     deadline = time.monotonic() + options.wait_seconds
     while True:
         try:
-            return fit(
+            fitted = fit(
                 describe_cluster(),
                 device,
                 workers,
@@ -196,6 +215,7 @@ def preflight(
                 batch_flops=batch_flops,
                 memory=memory,
             )
+            return dataclasses.replace(fitted, wait_seconds=options.wait_seconds)
         except UnschedulableError:
             if time.monotonic() >= deadline or not _can_scale():
                 raise
@@ -378,8 +398,11 @@ def map_actors(dataset: ray.data.Dataset, stage: str, arguments: dict[str, Any],
     `stage` is "module:Class", imported by the actors alone: the driver does without torch and transformers, which take
     seconds to import and 700 MB (FACTS).
     """
+    # Not at the top: it sets the level of Ray Data's log, which `quiet_ray_data` holds back.
+    from pipeline.pool_watch import PoolWatch
+
     name = stage.rpartition(":")[2]
-    return dataset.map_batches(
+    mapped = dataset.map_batches(
         type(name, (_ImportedStage,), {}),  # a class of its own gives the operator its name
         fn_constructor_kwargs={"stage": stage, **arguments, "device": workers.device},
         batch_size=None,
@@ -389,6 +412,14 @@ def map_actors(dataset: ray.data.Dataset, stage: str, arguments: dict[str, Any],
         memory=workers.memory.actor,
         compute=ray.data.ActorPoolStrategy(size=workers.actors),
     )
+    has_room = functools.partial(_have_room, workers, alive_nodes())
+    watch: Any = functools.partial(PoolWatch, has_room, workers.wait_seconds)
+    mapped.context.custom_execution_callback_classes.append(watch)
+    return mapped
+
+
+def _have_room(workers: Workers, nodes: set[str]) -> bool:
+    return nodes <= alive_nodes() or workers.have_room(describe_cluster())
 
 
 class _ImportedStage:
@@ -407,12 +438,24 @@ class _ImportedStage:
 
 
 def receipts(dataset: ray.data.Dataset) -> Iterator[Receipt]:
-    """Run the pass and yield its receipts as they come. headrace's own errors come out as they were raised."""
-    with _own_errors():
-        batch: Any
-        for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-            for text in batch["receipt"].to_pylist():
-                yield receipt_from_json(text)
+    """Run the pass and yield its receipts as they come. headrace's own errors come out as they were raised.
+
+    Where a node is lost and Ray gives up, they end before all are there: what is missing is another pass's.
+    """
+    from pipeline.pool_watch import NoRoomError
+
+    nodes = alive_nodes()
+    try:
+        with _own_errors():
+            batch: Any
+            for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+                for text in batch["receipt"].to_pylist():
+                    yield receipt_from_json(text)
+    except Exception as error:
+        lost = nodes - alive_nodes()
+        if not (lost and isinstance(error, (ray.exceptions.RayError, NoRoomError))):
+            raise
+        _log.warning("the pass ended early, for %d of its %d nodes were lost: %s", len(lost), len(nodes), error)
 
 
 def end_actors() -> None:
@@ -500,17 +543,22 @@ def _copied(frames: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
 
 
 def run_on_every_node(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Run a function once on every node that is alive; for what concerns a node's own disk."""
-    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    nodes = [node["NodeID"] for node in alive]
+    """Run a function once on every node that is alive, for what concerns a node's own disk; a node that is lost
+    meanwhile has no result."""
     remote = ray.remote(num_cpus=0)(function)
-    with _own_errors():
-        return ray.get(
-            [
-                remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*arguments)
-                for node in nodes
-            ]
-        )
+    asked = {
+        node: remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*arguments)
+        for node in sorted(alive_nodes())
+    }
+    results = []
+    for node, result in asked.items():
+        try:
+            with _own_errors():
+                results.append(ray.get(result))
+        except ray.exceptions.RayError:
+            if node in alive_nodes():
+                raise
+    return results
 
 
 @contextlib.contextmanager
