@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -102,14 +102,17 @@ class Workers:
     memory: Memory
     wait_seconds: float = math.inf
 
-    def have_room(self, cluster: Cluster) -> bool:
-        """True when the actors fit beside a task."""
-        task = max(self.memory.window_task, self.memory.block_task)
-        return (
-            self.actors * self.actor_cpus + 1 <= cluster.num_cpus
-            and self.actors * self.actor_gpus <= cluster.num_gpus
-            and self.actors * self.memory.actor + task <= cluster.memory_bytes
+    def have_room(self, nodes: Sequence[Mapping[str, float]]) -> bool:
+        """True when `nodes`, by what each has in all, have a place for each actor and leave room for a task."""
+        one = {"CPU": self.actor_cpus, "GPU": self.actor_gpus, "memory": self.memory.actor}
+        wanted = {name: amount for name, amount in one.items() if amount}
+        places = [min((node.get(name, 0) // amount for name, amount in wanted.items()), default=1) for node in nodes]
+        task = {"CPU": 1, "memory": max(self.memory.window_task, self.memory.block_task)}
+        leave = all(
+            self.actors * one[name] + amount <= sum(node.get(name, 0) for node in nodes)
+            for name, amount in task.items()
         )
+        return leave and (not wanted or sum(places) >= self.actors)
 
 
 @contextlib.contextmanager
@@ -157,13 +160,17 @@ def _own_termination() -> Iterator[None]:
 def describe_cluster() -> Cluster:
     """The resources of the nodes that are alive."""
     total = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = _node_resources()
     return Cluster(
         num_cpus=total.get("CPU", 0.0),
         num_gpus=total.get("GPU", 0.0),
         memory_bytes=total.get("memory", math.inf),
         largest_node_bytes=max((node.get("memory", math.inf) for node in nodes), default=math.inf),
     )
+
+
+def _node_resources() -> list[dict[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
 
 
 def alive_nodes() -> set[str]:
@@ -419,7 +426,7 @@ def map_actors(dataset: ray.data.Dataset, stage: str, arguments: dict[str, Any],
 
 
 def _have_room(workers: Workers, nodes: set[str]) -> bool:
-    return nodes <= alive_nodes() or workers.have_room(describe_cluster())
+    return nodes <= alive_nodes() or workers.have_room(_node_resources())
 
 
 class _ImportedStage:

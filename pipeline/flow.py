@@ -37,7 +37,7 @@ from pipeline.runs.metrics import RunMetrics
 from pipeline.runs.own_shards import noted_shards
 from pipeline.runs.receipts import PassName, ReceiptBook, Totals
 from pipeline.runs.run import Run, note_ended, start_run
-from pipeline.runs.run_log import log_ended, log_published, log_receipt, log_resumed, log_started
+from pipeline.runs.run_log import log_ended, log_lost, log_published, log_receipt, log_resumed, log_started
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
 from pipeline.schema import Receipt
 from pipeline.scratch import ACTORS_END_SECONDS, release, segments_that_fit, with_small_shards
@@ -451,7 +451,9 @@ class _Driver:
         """Of a pass that came to its end without a node that was there at its start, the windows that are not finished.
         What they had in shards that are `lost` is taken back."""
         gone = {(receipt.window, receipt.batch) for receipt in self._forget_lost_batches()}
-        ready.drop(self.book.withdraw(each.name, lambda one: one.shard in lost or (one.window, one.batch) in gone))
+        withdrawn = self.book.withdraw(each.name, lambda one: one.shard in lost or (one.window, one.batch) in gone)
+        ready.drop(receipt.window for receipt in withdrawn)
+        log_lost(each.name, withdrawn)
         return [window for window in windows if not self.book.is_finished(each.name, window.index)]
 
     def _on_several_nodes(self) -> bool:

@@ -82,7 +82,11 @@ def test_shards_that_are_late_are_encoded_again_and_named(on_machine: Callable[.
 
 
 def test_a_disk_that_is_lost_under_a_run_costs_what_was_not_sealed(
-    on_machine: Callable[..., dict[str, Any]], remote: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    on_machine: Callable[..., dict[str, Any]],
+    remote: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     undisturbed = on_machine("alone", path=f"{remote}-alone")
     nodes, passes = {"first", "second"}, list[list[tuple[int, int, str]]]()
@@ -111,6 +115,9 @@ def test_a_disk_that_is_lost_under_a_run_costs_what_was_not_sealed(
     print(f"{len(again)} of {sum(batch >= 0 for _, batch, _ in first)} batches done again")
     assert len({window for window, _ in lost}) in (1, 2) and len(shards) >= 2
     assert sorted(again) == sorted(lost)
+    windows = len({window for window, _ in lost})
+    said = f"lost with a node: {len(lost)} batches of {windows} windows, which are done again"
+    assert said in [record.message for record in caplog.records]
     assert {window for window, *_ in second} == {window for window, _ in lost}
     assert summary["parts"] == undisturbed["parts"]
     counted = ("encodes", "items_written", "images_decoded", "frames_decoded", "computed_tokens", "answers")

@@ -94,17 +94,16 @@ class ReceiptBook:
         _accumulate(self._totals, receipt)
         return True
 
-    def withdraw(self, pass_name: PassName, lost: Callable[[Receipt], bool]) -> set[int]:
-        """Take back the receipts that are `lost`, of windows that are not settled; returns these windows.
+    def withdraw(self, pass_name: PassName, lost: Callable[[Receipt], bool]) -> list[Receipt]:
+        """Take back and return the receipts that are `lost`, of windows that are not settled.
 
         Their batches count as never done, until receipts come of what is done in their place.
         """
-        withdrawn = set()
-        for (name, number), window in self._windows.items():
-            for receipt in [each for each in window.receipts.values() if name == pass_name and lost(each)]:
-                del window.receipts[receipt.batch]
-                _accumulate(self._totals, receipt, sign=-1)
-                withdrawn.add(number)
+        windows = [window for (name, _), window in self._windows.items() if name == pass_name]
+        withdrawn = [receipt for window in windows for receipt in window.receipts.values() if lost(receipt)]
+        for receipt in withdrawn:
+            del self._windows[pass_name, receipt.window].receipts[receipt.batch]
+            _accumulate(self._totals, receipt, sign=-1)
         return withdrawn
 
     def restore(self, pass_name: PassName, window: int, entry: Mapping[str, Any]) -> None:

@@ -10,12 +10,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))
+NODE = ("--num-cpus=1", "--object-store-memory=200000000")
 _START_SECONDS = 90
 _POLL_SECONDS = 0.2
 
@@ -66,11 +67,11 @@ class Node:
 
 
 class RayNodes:
-    """The head, with the job server, and `nodes`, of so many CPUs each."""
+    """The head, with the job server, and `nodes`: one CPU each."""
 
-    def __init__(self, scratch: Path, environment: Mapping[str, str], num_cpus: int) -> None:
+    def __init__(self, scratch: Path, environment: Mapping[str, str], options: Sequence[str]) -> None:
         self._scratch = scratch
-        self._num_cpus = num_cpus
+        self._options = options
         self._environment = {
             **environment,
             "RAY_TMPDIR": str(scratch),  # Ray's sockets lie below it
@@ -117,16 +118,17 @@ class RayNodes:
     def _start(self, *options: str) -> Node:
         self._started += 1
         disk = self._scratch / f"disk-{self._started}"
-        return Node(
-            disk, self._environment, f"--num-cpus={self._num_cpus}", "--object-store-memory=200000000", *options
-        )
+        return Node(disk, self._environment, *NODE, *self._options, *options)
 
 
 @contextmanager
-def ray_nodes(environment: Mapping[str, str], *, more: int, num_cpus: int = 1) -> Iterator[RayNodes]:
-    """A cluster of a head and `more` nodes, whose processes have `environment`; gone with all its files afterwards."""
+def ray_nodes(environment: Mapping[str, str], *options: str, more: int) -> Iterator[RayNodes]:
+    """A cluster of a head and `more` nodes, gone with all its files afterwards.
+
+    Its processes have `environment`; each node is started with `options` of `ray start` besides.
+    """
     scratch = Path(tempfile.mkdtemp(prefix="hr", dir="/tmp"))
-    cluster = RayNodes(scratch, environment, num_cpus)
+    cluster = RayNodes(scratch, environment, options)
     try:
         cluster.wait()
         for _ in range(more):

@@ -80,9 +80,10 @@ class Watch:
 
 
 @pytest.fixture
-def cluster(gateway: Gateway) -> Iterator[RayNodes]:  # noqa: F811
+def cluster(request: pytest.FixtureRequest, gateway: Gateway) -> Iterator[RayNodes]:  # noqa: F811
     """Three nodes, and S3 for the store."""
-    with ray_nodes({**os.environ, **s3_environment(gateway.url, read_timeout=15)}, more=2) as nodes:
+    environment = {**os.environ, **s3_environment(gateway.url, read_timeout=15)}
+    with ray_nodes(environment, *getattr(request, "param", ()), more=2) as nodes:
         yield nodes
 
 
@@ -230,3 +231,27 @@ def test_lost_nodes_cost_what_was_not_durable(
             flush=True,
         )
         assert items <= allowed
+
+
+@pytest.mark.parametrize("cluster", [(f"--memory={1300 * 2**20}",)], indirect=True, ids=["1300-MiB"])
+def test_a_node_that_nobody_replaces_leaves_the_run_fewer_workers(cluster: RayNodes, tmp_path: Path) -> None:
+    # A node has room for one worker that encodes (716 MiB) and a task that plans (458): never for a second worker.
+    manifest = tmp_path / "drawn" / "manifest.jsonl"
+    make_demo_media(str(manifest), images=90, videos=38, seed=5)
+    model = Path(shutil.copytree(resolve_model("demo:captioner"), tmp_path / "captioner"))
+    alone = undisturbed(tmp_path, manifest, model)
+    store = f"s3://{BUCKET}/{uuid.uuid4().hex[:12]}"
+    job = make_job(tmp_path, "job", manifest, model, store, wait_seconds=5)
+    with Watch(job.output) as watch:
+        running = submit(cluster, job)
+        while not watch.versions:
+            assert running.poll() is None, running.communicate()
+            time.sleep(0.05)
+        assert not job.ledger("encode")
+        cluster.lose(cluster.nodes[0])
+        said, _ = running.communicate(timeout=900)
+    assert running.returncode == 0, said
+    assert "the pass ended early, for 1 of its 3 nodes were lost: for 5 s there was no room" in said
+    assert job.parts() == alone.parts()
+    assert job.summary()["encodes"] == alone.summary()["encodes"]
+    print(f"{len(redone(watch))} batches done again with two nodes")
