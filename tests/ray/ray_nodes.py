@@ -34,12 +34,20 @@ class Node:
     def __init__(self, disk: Path, environment: Mapping[str, str], *options: str) -> None:
         disk.mkdir()
         self.disk = disk
+        self._log = Path(f"{disk}.log")
         command = [RAY, "start", "--block", "--disable-usage-stats", *options]
         command.append(f"--dashboard-agent-listen-port={free_port()}")
-        with open(f"{disk}.log", "wb") as log:
+        with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 command, env={**environment, "TMPDIR": str(disk)}, stdout=log, stderr=log, start_new_session=True
             )
+
+    def wait(self) -> None:
+        """Until it is one of the cluster's."""
+        deadline = time.monotonic() + _START_SECONDS
+        while "Ray runtime started" not in self._log.read_text():
+            assert self.process.poll() is None and time.monotonic() < deadline, self._log.read_text()
+            time.sleep(_POLL_SECONDS)
 
     def processes(self, title: str = "") -> list[int]:
         """Live processes of the node whose command line holds `title`."""
@@ -47,6 +55,7 @@ class Node:
 
     def kill(self) -> None:
         """SIGKILL to its raylet, as when the machine is lost; the disk goes when the last of its processes has."""
+        self.wait()
         [raylet] = self.processes("/raylet/raylet ")
         os.kill(raylet, signal.SIGKILL)
         deadline = time.monotonic() + 15
@@ -131,8 +140,8 @@ def ray_nodes(environment: Mapping[str, str], *options: str, more: int) -> Itera
     cluster = RayNodes(scratch, environment, options)
     try:
         cluster.wait()
-        for _ in range(more):
-            cluster.add()
+        for node in [cluster.add() for _ in range(more)]:
+            node.wait()
         yield cluster
     finally:
         cluster.close()

@@ -17,9 +17,9 @@ import yaml
 from pipeline.demo.media import make_demo_media
 from pipeline.runs.run_folder import find_run
 from pipeline.runs.status import run_status
-from tests.ray.ray_nodes import free_port, ray_nodes
+from tests.ray.ray_nodes import RAY, free_port, ray_nodes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # 2 minutes: a cluster with its job server, four jobs
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]  # 3 minutes: a cluster with its job server, five jobs
 pytest.importorskip("aiohttp_cors", reason="the job server comes with ray[default]")
 ROOT = Path(__file__).parents[2]
 HEADRACE = str(Path(sys.executable).with_name("headrace"))
@@ -59,15 +59,28 @@ def submit(address: str, working_dir: Path, *more: str) -> subprocess.Popen[str]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def wait_for(submitted: subprocess.Popen[str], folder: Path, pattern: str) -> None:
+    """Until a run has such a file."""
+    while not list(folder.glob(f"output/*/{pattern}")):
+        assert submitted.poll() is None, "\n".join(submitted.communicate())
+        time.sleep(0.05)
+
+
 def test_log_and_exit_code_come_back_and_a_stopped_job_goes_on(
     job_server: str, working_dir: Path, tmp_path: Path
 ) -> None:
+    # Stopped there by another command, the job ends resumably; who waits for it here is told so.
+    stopped = submit(job_server, working_dir, "--submission-id", "stopped")
+    wait_for(stopped, tmp_path, "_run/plans/encode-*.json")
+    stop = subprocess.run([RAY, "job", "stop", "--address", job_server, "stopped"], capture_output=True, text=True)
+    assert stop.returncode == 0, stop
+    said = stopped.communicate(timeout=60)
+    assert stopped.returncode == 5, said
+    assert run_status(find_run(str(tmp_path / "output"))).state == "interrupted"
+
     # Interrupted here, the job is stopped there; its run can be resumed.
     first = submit(job_server, working_dir, "--submission-id", "first")
-    ledger = "_run/ledger/generate-*.json"
-    while not list(tmp_path.glob(f"output/*/{ledger}")):
-        assert first.poll() is None, "\n".join(first.communicate())
-        time.sleep(0.05)
+    wait_for(first, tmp_path, "_run/ledger/generate-*.json")
     first.send_signal(signal.SIGINT)
     said = first.communicate(timeout=60)
     assert first.returncode == 5, said
