@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import functools
 import gc
 import importlib
 import logging
@@ -13,7 +15,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -56,6 +58,7 @@ _IDLE_WORKER_MS = 60_000
 _MEMORY_KEYS = "ray.encode_workers, ray.generate_workers, ray.window_items or encode.max_batch_tokens"
 _POLL_SECONDS = 1.0
 Result = TypeVar("Result")
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,7 +88,8 @@ class Workers:
     """Sizes of a pass: concurrent tasks, actors and what each reserves. `device` is what actors compute on.
 
     `tasks` (of `map_blocks`) and `planners` (tasks of `map_windows`): None leaves their number to Ray.
-    `batches_per_block` is for `map_windows`.
+    `batches_per_block` is for `map_windows`. When a node is lost and actors have no room on the others, the pass waits
+    `wait_seconds` for another node.
     """
 
     device: str
@@ -96,6 +100,19 @@ class Workers:
     batches_per_block: int
     planners: int | None
     memory: Memory
+    wait_seconds: float = math.inf
+
+    def have_room(self, nodes: Sequence[Mapping[str, float]]) -> bool:
+        """True when `nodes`, by what each has in all, have a place for each actor and leave room for a task."""
+        one = {"CPU": self.actor_cpus, "GPU": self.actor_gpus, "memory": self.memory.actor}
+        wanted = {name: amount for name, amount in one.items() if amount}
+        places = [min((node.get(name, 0) // amount for name, amount in wanted.items()), default=1) for node in nodes]
+        task = {"CPU": 1, "memory": max(self.memory.window_task, self.memory.block_task)}
+        leave = all(
+            self.actors * one[name] + amount <= sum(node.get(name, 0) for node in nodes)
+            for name, amount in task.items()
+        )
+        return leave and (not wanted or sum(places) >= self.actors)
 
 
 @contextlib.contextmanager
@@ -143,7 +160,7 @@ def _own_termination() -> Iterator[None]:
 def describe_cluster() -> Cluster:
     """The resources of the nodes that are alive."""
     total = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+    nodes = _node_resources()
     return Cluster(
         num_cpus=total.get("CPU", 0.0),
         num_gpus=total.get("GPU", 0.0),
@@ -152,9 +169,18 @@ def describe_cluster() -> Cluster:
     )
 
 
+def _node_resources() -> list[dict[str, float]]:
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
+
+
+def alive_nodes() -> set[str]:
+    """The ids of the nodes that are alive, as far as Ray knows: of a lost one it knows after some seconds."""
+    return {node["NodeID"] for node in ray.nodes() if node["Alive"]}  # type: ignore[no-untyped-call]
+
+
 def num_nodes() -> int:
     """Nodes that are alive."""
-    return sum(node["Alive"] for node in ray.nodes())  # type: ignore[no-untyped-call]
+    return len(alive_nodes())
 
 
 def accelerators() -> list[str]:
@@ -187,7 +213,7 @@ def preflight(
     deadline = time.monotonic() + options.wait_seconds
     while True:
         try:
-            return fit(
+            fitted = fit(
                 describe_cluster(),
                 device,
                 workers,
@@ -196,6 +222,7 @@ def preflight(
                 batch_flops=batch_flops,
                 memory=memory,
             )
+            return dataclasses.replace(fitted, wait_seconds=options.wait_seconds)
         except UnschedulableError:
             if time.monotonic() >= deadline or not _can_scale():
                 raise
@@ -378,8 +405,11 @@ def map_actors(dataset: ray.data.Dataset, stage: str, arguments: dict[str, Any],
     `stage` is "module:Class", imported by the actors alone: the driver does without torch and transformers, which take
     seconds to import and 700 MB (FACTS).
     """
+    # Not at the top: it sets the level of Ray Data's log, which `quiet_ray_data` holds back.
+    from pipeline.pool_watch import PoolWatch
+
     name = stage.rpartition(":")[2]
-    return dataset.map_batches(
+    mapped = dataset.map_batches(
         type(name, (_ImportedStage,), {}),  # a class of its own gives the operator its name
         fn_constructor_kwargs={"stage": stage, **arguments, "device": workers.device},
         batch_size=None,
@@ -389,6 +419,14 @@ def map_actors(dataset: ray.data.Dataset, stage: str, arguments: dict[str, Any],
         memory=workers.memory.actor,
         compute=ray.data.ActorPoolStrategy(size=workers.actors),
     )
+    has_room = functools.partial(_have_room, workers, alive_nodes())
+    watch: Any = functools.partial(PoolWatch, has_room, workers.wait_seconds)
+    mapped.context.custom_execution_callback_classes.append(watch)
+    return mapped
+
+
+def _have_room(workers: Workers, nodes: set[str]) -> bool:
+    return nodes <= alive_nodes() or workers.have_room(_node_resources())
 
 
 class _ImportedStage:
@@ -407,12 +445,24 @@ class _ImportedStage:
 
 
 def receipts(dataset: ray.data.Dataset) -> Iterator[Receipt]:
-    """Run the pass and yield its receipts as they come. headrace's own errors come out as they were raised."""
-    with _own_errors():
-        batch: Any
-        for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
-            for text in batch["receipt"].to_pylist():
-                yield receipt_from_json(text)
+    """Run the pass and yield its receipts as they come. headrace's own errors come out as they were raised.
+
+    Where a node is lost and Ray gives up, they end before all are there: what is missing is another pass's.
+    """
+    from pipeline.pool_watch import NoRoomError
+
+    nodes = alive_nodes()
+    try:
+        with _own_errors():
+            batch: Any
+            for batch in dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0):
+                for text in batch["receipt"].to_pylist():
+                    yield receipt_from_json(text)
+    except Exception as error:
+        lost = nodes - alive_nodes()
+        if not (lost and isinstance(error, (ray.exceptions.RayError, NoRoomError))):
+            raise
+        _log.warning("the pass ended early, for %d of its %d nodes were lost: %s", len(lost), len(nodes), error)
 
 
 def end_actors() -> None:
@@ -500,17 +550,22 @@ def _copied(frames: np.ndarray[Any, np.dtype[np.uint8]]) -> int:
 
 
 def run_on_every_node(function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """Run a function once on every node that is alive; for what concerns a node's own disk."""
-    alive = [node for node in ray.nodes() if node["Alive"]]  # type: ignore[no-untyped-call]
-    nodes = [node["NodeID"] for node in alive]
+    """Run a function once on every node that is alive, for what concerns a node's own disk; a node that is lost
+    meanwhile has no result."""
     remote = ray.remote(num_cpus=0)(function)
-    with _own_errors():
-        return ray.get(
-            [
-                remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*arguments)
-                for node in nodes
-            ]
-        )
+    asked = {
+        node: remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*arguments)
+        for node in sorted(alive_nodes())
+    }
+    results = []
+    for node, result in asked.items():
+        try:
+            with _own_errors():
+                results.append(ray.get(result))
+        except ray.exceptions.RayError:
+            if node in alive_nodes():
+                raise
+    return results
 
 
 @contextlib.contextmanager

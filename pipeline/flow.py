@@ -37,7 +37,7 @@ from pipeline.runs.metrics import RunMetrics
 from pipeline.runs.own_shards import noted_shards
 from pipeline.runs.receipts import PassName, ReceiptBook, Totals
 from pipeline.runs.run import Run, note_ended, start_run
-from pipeline.runs.run_log import log_ended, log_published, log_receipt, log_resumed, log_started
+from pipeline.runs.run_log import log_ended, log_lost, log_published, log_receipt, log_resumed, log_started
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
 from pipeline.schema import Receipt
 from pipeline.scratch import ACTORS_END_SECONDS, release, segments_that_fit, with_small_shards
@@ -382,15 +382,16 @@ class _Driver:
                 self.ledger.forget("encode", window)
                 forget_encode_window(context, window)
 
-    def _forget_lost_batches(self) -> None:
+    def _forget_lost_batches(self) -> list[Receipt]:
         """Batches that were put away, of windows that were not finished, and whose shards went with their node."""
         folder, finished = self.run.folder, self.ledger.finished("encode")
         begun = [window for window in planned_windows(folder) if window not in finished]
         receipts = [receipt for window in begun for receipt, _ in encode_batch_receipts(folder, window).values()]
         lost = self._lost({receipt.shard for receipt in receipts} - {""})
-        for receipt in receipts:
-            if receipt.shard in lost:
-                remove_outcome(folder, receipt)
+        forgotten = [receipt for receipt in receipts if receipt.shard in lost]
+        for receipt in forgotten:
+            remove_outcome(folder, receipt)
+        return forgotten
 
     def _lost(self, shards: set[str]) -> set[str]:
         """Those that are neither sealed nor open on any node."""
@@ -413,6 +414,7 @@ class _Driver:
         by_index = {window.index: window for window in windows}
         finishing = self._background()
         ready = DurableWindows(self.store.is_sealed)
+        left = windows
 
         def publish(durable: list[int]) -> None:
             for window in durable:
@@ -421,25 +423,43 @@ class _Driver:
                 finishing.submit(_publish, each, context, by_index[window], totals)
 
         with PassBar(each.name, shown=self.config.logs.format == "text") as bar:
-            for receipt in each.receipts(context, windows):
-                if not self.book.add(receipt):
-                    continue
-                bar.update(receipt)
-                self.metrics.add_receipt(receipt, each.name)
-                log_receipt(receipt, each.name)
-                if self.book.is_finished(each.name, receipt.window):
-                    written = {one.shard for one in self.book.window_receipts(each.name, receipt.window)} - {""}
-                    ready.add(receipt.window, written if self.several_nodes else ())
-                publish(ready.take())
-                self._published(finishing.ended())
-            self._seal(context, ready.shards)
-            publish(ready.take(look=True))
+            while left:
+                nodes = engine.alive_nodes()
+                for receipt in each.receipts(context, left):
+                    if not self.book.add(receipt):
+                        continue
+                    bar.update(receipt)
+                    self.metrics.add_receipt(receipt, each.name)
+                    log_receipt(receipt, each.name)
+                    if self.book.is_finished(each.name, receipt.window):
+                        written = {one.shard for one in self.book.window_receipts(each.name, receipt.window)} - {""}
+                        ready.add(receipt.window, written if self._on_several_nodes() else ())
+                    publish(ready.take())
+                    self._published(finishing.ended())
+                lost = self._seal(context, ready.shards)
+                publish(ready.take(look=True))
+                is_lost = bool(lost) or not nodes <= engine.alive_nodes()
+                left = self._to_redo(each, windows, ready, lost) if is_lost else []
             self._published(finishing.ended(wait=True))
         missing = sorted(set(by_index) - set(self.ledger.finished(each.name)))
         if missing:
             raise RuntimeError(f"the {each.name} pass ended without finishing windows {missing}")
         name = f"{each.name}_pass"
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - started
+
+    def _to_redo(self, each: Pass, windows: list[Window], ready: DurableWindows, lost: set[str]) -> list[Window]:
+        """Of a pass that came to its end without a node that was there at its start, the windows that are not finished.
+        What they had in shards that are `lost` is taken back."""
+        gone = {(receipt.window, receipt.batch) for receipt in self._forget_lost_batches()}
+        withdrawn = self.book.withdraw(each.name, lambda one: one.shard in lost or (one.window, one.batch) in gone)
+        ready.drop(receipt.window for receipt in withdrawn)
+        log_lost(each.name, withdrawn)
+        return [window for window in windows if not self.book.is_finished(each.name, window.index)]
+
+    def _on_several_nodes(self) -> bool:
+        """True from when there are, or have been, several: an autoscaling cluster may begin with one."""
+        self.several_nodes = self.several_nodes or engine.num_nodes() > 1
+        return self.several_nodes
 
     def _published(self, windows: Iterable[Mapping[str, Any]]) -> None:
         for items in windows:
@@ -469,15 +489,19 @@ class _Driver:
         spared = noted_shards(self.run.folder) if context.in_place else set()
         engine.run_on_every_node(_recover, self.config, spared)
 
-    def _seal(self, context: StageContext, shards: set[str]) -> None:
-        """Wait until `shards` are sealed, whose actors end some time after their pass."""
+    def _seal(self, context: StageContext, shards: set[str]) -> set[str]:
+        """Wait until `shards` are sealed, whose actors end some time after their pass; returns those that are lost with
+        their node."""
         deadline = time.monotonic() + ACTORS_END_SECONDS
         engine.end_actors()
-        while shards := {shard for shard in shards if not self.store.is_sealed(shard)}:
+        lost: set[str] = set()
+        while shards := {shard for shard in shards - lost if not self.store.is_sealed(shard)}:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"shards still open {ACTORS_END_SECONDS} s after their pass: {sorted(shards)}")
             self._seal_leftovers(context)
+            lost |= self._lost(shards) if self.several_nodes else set()
             time.sleep(0.2)
+        return lost
 
     def _written_shards(self) -> set[str]:
         entries = self.ledger.finished("encode").values()

@@ -127,3 +127,25 @@ def test_what_never_has_memory_is_refused(cluster: Cluster, workers: int | None,
 
 def test_workers_asked_for_are_not_fewer() -> None:
     assert fit(with_memory(4_700), "cpu", 4, memory=NEEDS).actors == 4
+
+
+@pytest.mark.parametrize(
+    ("actor", "nodes", "expected"),
+    [
+        ({"actor_gpus": 1}, [{"CPU": 4, "GPU": 2, "memory": 64e9}], True),
+        ({"actor_gpus": 1}, [{"CPU": 4, "GPU": 1, "memory": 64e9}], False),
+        ({"actor_gpus": 1}, [{"CPU": 4, "memory": 64e9}, {"CPU": 4, "GPU": 2, "memory": 64e9}], True),
+        ({"actor_cpus": 1}, [{"CPU": 3, "memory": 64e9}], True),
+        ({"actor_cpus": 1}, [{"CPU": 2, "memory": 64e9}], False),  # a task would wait for ever
+        ({}, [{"CPU": 1, "memory": 2.5e9}], True),
+        ({}, [{"CPU": 1, "memory": 2.4e9}], False),  # as there
+        ({}, [{"CPU": 1, "memory": 1.9e9}, {"CPU": 1, "memory": 0.9e9}], False),  # one here, and none there
+    ],
+)
+def test_actors_have_room_on_the_nodes_that_are_left(
+    actor: dict[str, int], nodes: list[dict[str, float]], expected: bool
+) -> None:
+    sizes = {"actors": 2, "actor_cpus": 0, "actor_gpus": 0, **actor}
+    memory = Memory(window_task=int(0.5e9), actor=int(1e9))
+    workers = Workers(device="cpu", tasks=None, planners=None, batches_per_block=1, memory=memory, **sizes)  # type: ignore[arg-type]
+    assert workers.have_room(nodes) is expected

@@ -16,6 +16,7 @@ _NETWORKS = ("pipeline/models/", "pipeline/language/", "pipeline/pooling/")
 HOMES: dict[str, tuple[str, ...]] = {
     "ray": (
         "pipeline/engine.py",
+        "pipeline/pool_watch.py",
         "pipeline/ray_meter.py",
         "pipeline/flow.py",
         "pipeline/api.py",

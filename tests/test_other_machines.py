@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline import flow
+from pipeline import engine, flow
 from pipeline.config import Config
+from pipeline.schema import Receipt
 from pipeline.storage import Folder
 from tests.disk_use import Watch
 from tests.slow_files import register_slow_files
@@ -77,3 +79,55 @@ def test_shards_that_are_late_are_encoded_again_and_named(on_machine: Callable[.
     assert sum(second["fallback_shards"].values()) == second["fallbacks"]
     assert all(name.endswith(" (later than 0.005 s)") for name in second["fallback_shards"])
     assert second["parts"] == first["parts"]
+
+
+def test_a_disk_that_is_lost_under_a_run_costs_what_was_not_sealed(
+    on_machine: Callable[..., dict[str, Any]],
+    remote: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    undisturbed = on_machine("alone", path=f"{remote}-alone")
+    nodes, passes = {"first", "second"}, list[list[tuple[int, int, str]]]()
+    done = engine.receipts
+
+    def lost_at_its_end(dataset: Any) -> Iterator[Receipt]:
+        """The first pass is done as far as its receipts go; then the disk with the shard that was open is lost."""
+        passes.append([])
+        for receipt in done(dataset):
+            passes[-1].append((receipt.window, receipt.batch, receipt.shard))
+            yield receipt
+        if len(passes) == 1:
+            nodes.remove("second")
+            for path in (tmp_path / "lost").glob("*/open/[!.]*"):
+                shutil.rmtree(path)
+
+    monkeypatch.setattr(engine, "receipts", lost_at_its_end)
+    monkeypatch.setattr(engine, "alive_nodes", lambda: set(nodes))
+    monkeypatch.setattr(engine, "num_nodes", lambda: len(nodes))
+    summary = on_machine("lost", shard_windows=2, shard_bytes=2**30)
+    first, second, _answering = passes
+    shards = {shard for *_, shard in first if shard}
+    [open_shard] = shards - {shard.removesuffix(".lmdb") for shard in Folder(remote).list("shards", suffix=".lmdb")}
+    lost = [(window, batch) for window, batch, shard in first if shard == open_shard]
+    again = [(window, batch) for window, batch, shard in second if shard and shard not in shards]
+    print(f"{len(again)} of {sum(batch >= 0 for _, batch, _ in first)} batches done again")
+    assert len({window for window, _ in lost}) in (1, 2) and len(shards) >= 2
+    assert sorted(again) == sorted(lost)
+    windows = len({window for window, _ in lost})
+    said = f"lost with a node: {len(lost)} batches of {windows} windows, which are done again"
+    assert said in [record.message for record in caplog.records]
+    assert {window for window, *_ in second} == {window for window, _ in lost}
+    assert summary["parts"] == undisturbed["parts"]
+    counted = ("encodes", "items_written", "images_decoded", "frames_decoded", "computed_tokens", "answers")
+    assert [summary.get(name) for name in counted] == [undisturbed.get(name) for name in counted]
+
+
+def test_a_pass_that_ends_early_without_a_lost_node_is_an_error(
+    on_machine: Callable[..., dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = engine.receipts
+    monkeypatch.setattr(engine, "receipts", lambda dataset: itertools.islice(done(dataset), 3))
+    with pytest.raises(RuntimeError, match="the encode pass ended without finishing windows"):
+        on_machine("early")

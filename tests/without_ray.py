@@ -25,7 +25,7 @@ def run_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
     """Until the test ends, `flow.run` does everything in this process, one block after another, on two CPUs."""
     for replaced in (
         *(windows_dataset, map_windows, map_blocks, receipts, run_task, run_tasks, run_on_every_node),
-        *(ray_session, describe_cluster, num_nodes, accelerators, end_actors, Background),
+        *(ray_session, describe_cluster, alive_nodes, num_nodes, accelerators, end_actors, Background),
     ):
         monkeypatch.setattr(engine, replaced.__name__, replaced)
     monkeypatch.setattr(engine, "map_actors", Actors().map)
@@ -90,6 +90,10 @@ def run_on_every_node(function: Callable[..., Any], *arguments: Any) -> list[Any
 
 def describe_cluster() -> engine.Cluster:
     return engine.Cluster(num_cpus=2, num_gpus=0)
+
+
+def alive_nodes() -> set[str]:
+    return {"this"}
 
 
 def num_nodes() -> int:

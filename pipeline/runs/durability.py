@@ -26,6 +26,11 @@ class DurableWindows:
         """Those that are waited for."""
         return set().union(*self._waiting.values())
 
+    def drop(self, windows: Iterable[int]) -> None:
+        """Hold `windows` no longer: some of what was written for them is lost, and will be written anew."""
+        for window in windows:
+            self._waiting.pop(window, None)
+
     def take(self, *, look: bool = False) -> list[int]:
         """Windows that have become durable since, each once. Looks at the shards once a second, or now with `look`."""
         if look or time.monotonic() >= self._next_look:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -94,6 +94,18 @@ class ReceiptBook:
         _accumulate(self._totals, receipt)
         return True
 
+    def withdraw(self, pass_name: PassName, lost: Callable[[Receipt], bool]) -> list[Receipt]:
+        """Take back and return the receipts that are `lost`, of windows that are not settled.
+
+        Their batches count as never done, until receipts come of what is done in their place.
+        """
+        windows = [window for (name, _), window in self._windows.items() if name == pass_name]
+        withdrawn = [receipt for window in windows for receipt in window.receipts.values() if lost(receipt)]
+        for receipt in withdrawn:
+            del self._windows[pass_name, receipt.window].receipts[receipt.batch]
+            _accumulate(self._totals, receipt, sign=-1)
+        return withdrawn
+
     def restore(self, pass_name: PassName, window: int, entry: Mapping[str, Any]) -> None:
         """Take over a window that an earlier start of the run finished, as its ledger entry has it."""
         if (pass_name, window) in self._windows:
@@ -131,13 +143,13 @@ class ReceiptBook:
         return [known.receipts[batch] for batch in sorted(known.receipts)]
 
 
-def _accumulate(totals: Totals, more: Receipt | Totals) -> None:
+def _accumulate(totals: Totals, more: Receipt | Totals, sign: int = 1) -> None:
     for name, count in more.counts.items():
-        totals.counts[name] = totals.counts.get(name, 0) + count
+        totals.counts[name] = totals.counts.get(name, 0) + sign * count
     for name, seconds in more.seconds.items():
-        totals.seconds[name] = totals.seconds.get(name, 0.0) + seconds
+        totals.seconds[name] = totals.seconds.get(name, 0.0) + sign * seconds
     for code, count in more.quarantine.items():
-        totals.quarantine[code] = totals.quarantine.get(code, 0) + count
+        totals.quarantine[code] = totals.quarantine.get(code, 0) + sign * count
 
 
 @dataclass(kw_only=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from pipeline.runs.receipts import PassName
@@ -48,6 +48,12 @@ def log_published(window: int, counts: Mapping[str, int], letters: Iterable[Mapp
         why = {name: letter[name] for name in ("item_index", "media_index", "stage", "code")}
         _log.info("quarantined", extra={"window": window, "item": letter["id"], **why, "reason": letter["message"]})
     _log.info("window published", extra={"window": window, "counts": dict(counts)})
+
+
+def log_lost(pass_name: PassName, receipts: Collection[Receipt]) -> None:
+    """A node took these batches with it, which are done again."""
+    lost = {"pass": pass_name, "batches": len(receipts), "windows": len({receipt.window for receipt in receipts})}
+    _log.warning("lost with a node: %(batches)d batches of %(windows)d windows, which are done again", lost, extra=lost)
 
 
 def log_ended(summary: Mapping[str, Any]) -> None:

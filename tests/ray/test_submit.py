@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,68 +17,19 @@ import yaml
 from pipeline.demo.media import make_demo_media
 from pipeline.runs.run_folder import find_run
 from pipeline.runs.status import run_status
+from tests.ray.ray_nodes import RAY, free_port, ray_nodes
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]  # 2 minutes: a cluster with its job server, four jobs
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(500)]  # 3 minutes: a cluster with its job server, five jobs
 pytest.importorskip("aiohttp_cors", reason="the job server comes with ray[default]")
 ROOT = Path(__file__).parents[2]
-RAY, HEADRACE = (str(Path(sys.executable).with_name(name)) for name in ("ray", "headrace"))
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
+HEADRACE = str(Path(sys.executable).with_name("headrace"))
 
 
 @pytest.fixture
-def job_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def job_server() -> Iterator[str]:
     """The address of the job server of a cluster of this machine's, of two CPUs."""
-    scratch = tempfile.mkdtemp(prefix="hr", dir="/tmp")  # short: Ray's sockets lie below it
-    for name in ("RAY_TMPDIR", "TMPDIR"):
-        monkeypatch.setenv(name, scratch)
-    monkeypatch.setenv("PATH", os.pathsep.join([str(Path(RAY).parent), os.environ["PATH"]]))
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    ports = {name: free_port() for name in ("port", "dashboard-port", "dashboard-agent-listen-port")}
-    options = [f"--{name}={port}" for name, port in ports.items()]
-    command = [RAY, "start", "--head", "--block", "--num-cpus=2", "--object-store-memory=300000000", *options]
-    with open(Path(scratch) / "log", "wb") as log:
-        cluster = subprocess.Popen(
-            [*command, "--include-dashboard=true", "--disable-usage-stats"],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-    address = f"http://127.0.0.1:{ports['dashboard-port']}"
-    try:
-        _wait_for(address)
-        yield address
-    finally:
-        cluster.send_signal(signal.SIGTERM)
-        cluster.wait(60)
-        _end_session(cluster.pid)
-        shutil.rmtree(scratch, ignore_errors=True)
-
-
-def _wait_for(address: str) -> None:
-    from ray.job_submission import JobSubmissionClient
-
-    deadline = time.monotonic() + 90
-    while True:
-        try:
-            JobSubmissionClient(address).list_jobs()
-            return
-        except (ConnectionError, RuntimeError):
-            assert time.monotonic() < deadline, "no job server"
-            time.sleep(0.5)
-
-
-def _end_session(session: int) -> None:
-    for entry in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            if os.getsid(int(entry)) == session:
-                os.kill(int(entry), signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    with ray_nodes(os.environ, "--num-cpus=2", "--object-store-memory=300000000", more=0) as cluster:
+        yield cluster.address
 
 
 @pytest.fixture
@@ -111,15 +59,28 @@ def submit(address: str, working_dir: Path, *more: str) -> subprocess.Popen[str]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
+def wait_for(submitted: subprocess.Popen[str], folder: Path, pattern: str) -> None:
+    """Until a run has such a file."""
+    while not list(folder.glob(f"output/*/{pattern}")):
+        assert submitted.poll() is None, "\n".join(submitted.communicate())
+        time.sleep(0.05)
+
+
 def test_log_and_exit_code_come_back_and_a_stopped_job_goes_on(
     job_server: str, working_dir: Path, tmp_path: Path
 ) -> None:
+    # Stopped there by another command, the job ends resumably; who waits for it here is told so.
+    stopped = submit(job_server, working_dir, "--submission-id", "stopped")
+    wait_for(stopped, tmp_path, "_run/plans/encode-*.json")
+    stop = subprocess.run([RAY, "job", "stop", "--address", job_server, "stopped"], capture_output=True, text=True)
+    assert stop.returncode == 0, stop
+    said = stopped.communicate(timeout=60)
+    assert stopped.returncode == 5, said
+    assert run_status(find_run(str(tmp_path / "output"))).state == "interrupted"
+
     # Interrupted here, the job is stopped there; its run can be resumed.
     first = submit(job_server, working_dir, "--submission-id", "first")
-    ledger = "_run/ledger/generate-*.json"
-    while not list(tmp_path.glob(f"output/*/{ledger}")):
-        assert first.poll() is None, "\n".join(first.communicate())
-        time.sleep(0.05)
+    wait_for(first, tmp_path, "_run/ledger/generate-*.json")
     first.send_signal(signal.SIGINT)
     said = first.communicate(timeout=60)
     assert first.returncode == 5, said

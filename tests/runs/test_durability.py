@@ -31,3 +31,15 @@ def test_a_window_waits_for_all_its_shards(monkeypatch) -> None:  # type: ignore
     windows.add(2, ("a",))
     assert windows.take() == [2], "known to be sealed"
     assert asked.count("b") == 2
+
+
+def test_a_window_that_is_dropped_waits_for_what_is_written_anew() -> None:
+    sealed = {"c"}
+    windows = DurableWindows(sealed.__contains__)
+    windows.add(0, ("a", "lost"))
+    windows.add(1, ("b",))
+    windows.drop([0, 7])
+    assert windows.shards == {"b"} and windows.take(look=True) == []
+    windows.add(0, ("a", "c"))
+    sealed |= {"a", "b"}
+    assert sorted(windows.take(look=True)) == [0, 1]

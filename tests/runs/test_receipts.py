@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -87,6 +88,24 @@ def test_settling_drops_the_receipts_and_keeps_the_sums() -> None:
     assert book.finished_windows("encode") == [1]
     with pytest.raises(RuntimeError, match="settled already"):
         book.settle("encode", 1)
+
+
+def test_what_is_lost_is_taken_back_and_done_anew() -> None:
+    book = ReceiptBook()
+    settled = [plan("plan", 0, 1), batch("encode", 0, 0)]
+    lost = [plan("plan", 1, 2, quarantined=1), batch("encode", 1, 0), batch("encode", 1, 1)]
+    for receipt in [*settled, *lost, batch("generate", 1, 1)]:
+        book.add(receipt)
+    book.settle("encode", 0)
+    assert book.withdraw("encode", lambda receipt: receipt.shard == "s" and receipt.batch == 1) == [lost[2]]
+    assert not book.is_finished("encode", 1)
+    assert book.window_receipts("encode", 1) == lost[:2]
+    assert book.counts == {"batches": 3, "items_quarantined": 1, "encodes": 1 + 1 + 2}  # the last is generate's
+    assert book.seconds == {"encode": 1.0, "generate": 0.5}
+    again = replace(lost[2], shard="t", counts={"encodes": 2})
+    assert book.add(again)
+    assert book.settle("encode", 1) == sum_receipts([*lost[:2], again])
+    assert book.withdraw("encode", lambda receipt: True) == [], "of settled windows nothing is lost"
 
 
 def test_a_resumed_run_takes_over_what_the_ledger_holds() -> None:
