@@ -29,6 +29,7 @@ from pipeline.sinks.parquet import part_name, write_part, write_quarantine, writ
 from pipeline.storage import Folder
 
 _FOLDER = "_retry"
+_COSTS = ("cpu_seconds", "accelerator_seconds", "bytes_fetched")
 _ITEM_COUNTS = ("items_written", "items_quarantined", "items_skipped")
 
 
@@ -153,7 +154,8 @@ def _replace(
         write_quarantine(run, window.index, lost)
     else:
         run.remove(f"quarantine/{part_name(window.index)}")
-    took = _merged(_read(run, "timings", window), timings, window, items)
+    timed = _read(run, "timings", window)
+    took = _merged(timed, _with_costs(timings, timed), window, items)
     if took is not None:
         write_timings(run, window.index, took)
     write_part(run, window.index, part, part.schema)
@@ -194,6 +196,20 @@ def _with_attempts(letters: pa.Table, before: pa.Table) -> pa.Table:
     return letters.set_column(place, letters.schema.field(place), pa.array(counted, pa.int32()))
 
 
+def _with_costs(timings: pa.Table | None, before: pa.Table | None) -> pa.Table | None:
+    """Timings whose costs have in them those that they replace: what was spent is not got back."""
+    if timings is None or before is None:
+        return timings
+    for name in _COSTS:
+        if name in timings.column_names and name in before.column_names:
+            spent = dict(zip(before["item_index"].to_pylist(), before[name].to_pylist(), strict=True))
+            pairs = zip(timings["item_index"].to_pylist(), timings[name].to_pylist(), strict=True)
+            place, kind = timings.schema.get_field_index(name), timings.schema.field(name)
+            sums = pa.array([(each or 0) + (spent.get(item) or 0) for item, each in pairs], kind.type)
+            timings = timings.set_column(place, kind, sums)
+    return timings
+
+
 def _account(
     ledger: Ledger, answering: str, window: Window, part: pa.Table, number: int, costs: dict[str, Any]
 ) -> None:
@@ -212,4 +228,8 @@ def _account(
                 kind[name] = kind.get(name, 0) + costs[name]
         for stage in set(costs.get("seconds", {})) - set(SECONDS):
             entry["seconds"][stage] = entry["seconds"].get(stage, 0.0) + costs["seconds"][stage]
+        for kind in ("cpu_seconds", "accelerator_seconds"):
+            sums = entry.setdefault(kind, {})
+            for stage, seconds in costs.get(kind, {}).items():
+                sums[stage] = sums.get(stage, 0.0) + seconds
     ledger.replace(answering, window.index, entry)

@@ -58,6 +58,8 @@ def _summary_so_far(run: Folder) -> dict[str, Any]:
         store_peak_bytes=None,
         points={},
         sample_fraction=config.sample_fraction,
+        cpu_seconds=book.cpu_seconds,
+        accelerator_seconds=book.accelerator_seconds,
     )
     return {**summary, "items_in": read_frozen(run).num_items}
 

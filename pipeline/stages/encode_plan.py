@@ -48,6 +48,7 @@ from pipeline.stages.identity import (
 from pipeline.stages.kept_frames import with_known_frames
 from pipeline.stages.outcomes import count_codes, encode_batch_receipts, failure_row
 from pipeline.stages.rows import PlannedMedia, batch_table, receipt_row
+from pipeline.stages.spending import Spending
 from pipeline.storage import Folder
 
 _PLANS = "_run/plans"
@@ -80,7 +81,7 @@ class WindowPlan:
     `media` are all that passed admission, and name the shards that keep their frames; `hits` position → (key, shard)
     known at that moment; `same_as` position → the position that is encoded in its place; `batches` positions with
     their digest; `failures` rows of items that are out (`item_index, media_index, stage, code, message`); `carried`
-    items that are unchanged since the run that this one goes on from.
+    items that are unchanged since the run that this one goes on from. `spent` is as `Spending.spent` says it.
     """
 
     window: Window
@@ -91,6 +92,7 @@ class WindowPlan:
     failures: list[dict[str, Any]]
     receipt: Receipt
     carried: dict[int, Place] = field(default_factory=dict)
+    spent: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As it is written down; inline bytes stay in the manifest."""
@@ -106,6 +108,7 @@ class WindowPlan:
             "failures": self.failures,
             "receipt": receipt_to_json(self.receipt),
             "carried": {str(item): [place.window, place.row] for item, place in self.carried.items()},
+            "spent": self.spent,
         }
 
     @classmethod
@@ -123,6 +126,7 @@ class WindowPlan:
             failures=value["failures"],
             receipt=receipt_from_json(value["receipt"]),
             carried={int(item): Place(window=w, row=r) for item, (w, r) in value.get("carried", {}).items()},
+            spent=value.get("spent", {}),
         )
 
 
@@ -217,10 +221,12 @@ class _WindowPlanner:
         self.sources = SharedSources(self.policy)
 
     def plan(self) -> WindowPlan:
+        spending = Spending(self._children)
         started = time.perf_counter()
         requests = read_range(self.context.folder, self.window.start, self.window.stop)
         candidates = [candidate for request in requests for candidate in self._candidates(request)]
         carried = self._stat_all(candidates)
+        looked_at = candidates
         candidates = [candidate for candidate in candidates if candidate.request.item_index not in carried]
         self._probe(candidates)
         probed = time.perf_counter()
@@ -241,6 +247,10 @@ class _WindowPlanner:
             **{FALLBACK_COUNT + shard: count for shard, count in self.fallbacks.items()},
             **forecast_counts(planned_encode_work(self.context, batches, media)),
         }
+        bytes_fetched = Counter[int]()
+        for candidate in looked_at:
+            bytes_fetched[candidate.request.item_index] += candidate.counter.bytes_fetched
+        spent = spending.spent(bytes_fetched)
         receipt = Receipt(
             stage="plan",
             window=self.window.index,
@@ -249,6 +259,7 @@ class _WindowPlanner:
             counts=counts,
             seconds={"probe": probed - started, "plan": time.perf_counter() - probed},
             quarantine=count_codes(failure["code"] for failure in self.failures),
+            cpu_seconds={"plan": spent["cpu_seconds"]},
         )
         return WindowPlan(
             window=self.window,
@@ -259,7 +270,12 @@ class _WindowPlanner:
             failures=self.failures,
             receipt=receipt,
             carried=carried,
+            spent=spent,
         )
+
+    def _children(self) -> list[int]:
+        probers = self.context.probers
+        return [] if probers is None else probers.children
 
     def _candidates(self, request: Request) -> list[_Candidate]:
         try:
