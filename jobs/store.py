@@ -19,6 +19,7 @@ from pipeline.errors import ConfigError
 from pipeline.features.inspect import check_is_store, describe_record, describe_store, find_record
 from pipeline.features.select import RecordFilter, listed_records
 from pipeline.features.store import FeatureStore
+from pipeline.stages.opened_store import open_store
 
 app = typer.Typer(help="Look into a feature store, and look after it.", no_args_is_help=True)
 Json = Annotated[bool, typer.Option("--json", help="For programs.")]
@@ -37,7 +38,7 @@ def opened(where: str) -> FeatureStore:
     """The store at `where`, or that of the job in the file `where`. Raises `ConfigError` when there is none."""
     if where.endswith((".yaml", ".yml")):
         section = load_config(where, []).anchored().store
-        store = FeatureStore(section.path, section.local_path, section.shard_bytes, section.shard_windows)
+        store = open_store(section)
     else:
         store = FeatureStore(where)
     check_is_store(store)
@@ -255,7 +256,7 @@ def delete(
 
         loaded = load_config(config, set_ or []).anchored()
         section = loaded.store
-        store = FeatureStore(section.path, section.local_path, section.shard_bytes, section.shard_windows)
+        store = open_store(section)
         selection = Selection(tenant=tenant, item_ids=tuple(item or ()), content=content)
         found = (forget if yes else find_derived)(loaded, store, selection)
     told = json.dumps(found.to_json(), indent=2)

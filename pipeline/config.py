@@ -269,6 +269,9 @@ class Store(Section):
     twice, and counted twice. Kept, it is brought down to it when a run ends. Records older than `ttl`, in seconds or
     such as `30d`, go before a run starts and when it ends.
 
+    Of a remote store each machine keeps shards that it has read, up to `cache_bytes`, else until its disk is almost
+    full. One that is not there within `fetch_seconds` is not waited for: what it holds is encoded again.
+
     `keep_frames` keeps decoded frames, too, and looks for them: of known media nothing is then fetched or decoded for
     another model that takes the same frames in the same size.
     """
@@ -280,6 +283,8 @@ class Store(Section):
     ttl: Annotated[float, Field(gt=0)] | None = None
     shard_bytes: Positive = 4 * 2**30
     shard_windows: Positive = 16
+    cache_bytes: Positive | None = None
+    fetch_seconds: Annotated[float, Field(gt=0)] = 600.0
     reuse: bool = True
     keep_frames: bool = False
 
@@ -289,6 +294,15 @@ class Store(Section):
             raise ValueError(
                 f"store.keep_frames keeps frames for later runs, and store.retention is {self.retention!r}, of which "
                 "nothing is left; set store.retention: keep, or leave store.keep_frames out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _shards_fit_the_cache(self) -> Store:
+        if self.cache_bytes is not None and self.cache_bytes < 2 * self.shard_bytes:
+            raise ValueError(
+                f"store.cache_bytes ({self.cache_bytes}) is to have room for two shards of store.shard_bytes "
+                f"({self.shard_bytes}), which may be larger by a batch; raise the one or lower the other"
             )
         return self
 

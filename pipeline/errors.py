@@ -8,6 +8,7 @@
     ├── QuarantineLimitError    more items were quarantined than the limit allows       exit 3
     ├── InterruptedRunError     stopped by a signal, resumable                          exit 5
     ├── TransientError          throttling, resets: retried where I/O happens
+    ├── UnavailableShardError   a shard cannot be had now: what it holds is made again
     └── ItemError               one item is at fault: quarantined, the run goes on
 
 Anything else that is raised stops the run (exit 1), which can be resumed.
@@ -68,6 +69,18 @@ class TransientError(HeadraceError):
 
     def __reduce__(self) -> tuple[type[TransientError], tuple[str, float]]:
         return type(self), (str(self), self.after_seconds)
+
+
+class UnavailableShardError(HeadraceError):
+    """A sealed shard cannot be had now, for the given `reason`: what it holds counts as not stored."""
+
+    def __init__(self, shard_id: str, reason: str) -> None:
+        super().__init__(f"shard {shard_id} cannot be had: {reason}")
+        self.shard_id = shard_id
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[UnavailableShardError], tuple[str, str]]:
+        return type(self), (self.shard_id, self.reason)
 
 
 class ItemError(HeadraceError):

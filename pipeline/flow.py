@@ -40,7 +40,7 @@ from pipeline.runs.run import Run, note_ended, start_run
 from pipeline.runs.run_log import log_ended, log_published, log_receipt, log_resumed, log_started
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
 from pipeline.schema import Receipt
-from pipeline.scratch import ACTORS_END_SECONDS, open_store, release, segments_that_fit, with_small_shards
+from pipeline.scratch import ACTORS_END_SECONDS, release, segments_that_fit, with_small_shards
 from pipeline.sinks.delivery import deliver, forget
 from pipeline.sinks.parquet import part_name
 from pipeline.stages import memory
@@ -53,6 +53,7 @@ from pipeline.stages.encode_plan import PlanEncodeWindow, planned_windows
 from pipeline.stages.generate_finish import finish_generate_window
 from pipeline.stages.identity import CheckedModel
 from pipeline.stages.known_check import known_check
+from pipeline.stages.opened_store import open_store
 from pipeline.stages.outcomes import encode_batch_receipts, remove_outcome
 from pipeline.stages.planned import ready_receipt
 from pipeline.stages.pool_finish import finish_pool_window
@@ -253,7 +254,7 @@ class _Driver:
         self.config = config
         self.run = current
         self.started = started
-        self.store = open_store(config)
+        self.store = open_store(config.store)
         self.ledger = Ledger(current.folder)
         self.book = ReceiptBook()
         self.items: dict[str, dict[str, int]] = {"counts": {}, "quarantine": {}}
@@ -567,13 +568,13 @@ def _delete_vanished(context: StageContext, base: Folder) -> int:
 
 
 def _recover(config: Config, spared: set[str]) -> None:
-    store = open_store(config)
+    store = open_store(config.store)
     store.recover(spared)
     store.frames.recover()  # whether or not this run keeps any: what an earlier one left
 
 
 def _held_shards(config: Config, shards: list[str]) -> list[str]:
-    store = open_store(config)
+    store = open_store(config.store)
     return [shard for shard in shards if store.holds(shard)]
 
 

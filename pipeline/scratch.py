@@ -17,7 +17,6 @@ from pipeline.config import Config
 from pipeline.errors import ConfigError
 from pipeline.features.evict import evict
 from pipeline.features.shard import SHARD_OVERHEAD_BYTES
-from pipeline.features.store import FeatureStore
 from pipeline.planning.windows import Window, num_fitting
 from pipeline.runs.ledger import Ledger
 from pipeline.runs.own_shards import forget_shards, noted_shards
@@ -25,6 +24,7 @@ from pipeline.runs.receipts import PassName
 from pipeline.stages import memory
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_plan import planned_windows
+from pipeline.stages.opened_store import open_store
 from pipeline.stages.plan_ahead import WindowBytes, awaited_shards, plan_ahead
 
 ACTORS_END_SECONDS = 120  # after their pass, at most
@@ -49,7 +49,7 @@ def segments_that_fit(
     the store could not even hold by itself; with another `store.max_bytes` the run goes on from there.
     """
     config = context.config
-    store, limit = open_store(config), config.ray.segment_windows
+    store, limit = open_store(config.store), config.ray.segment_windows
     # Shards end with their bytes (two that follow one another hold more than one at most) or with their windows.
     shards = writers + 2 * max_bytes // config.store.shard_bytes
     a_window = writers * SHARD_OVERHEAD_BYTES // config.store.shard_windows
@@ -116,7 +116,7 @@ def evict_records(config: Config, to_size: bool) -> dict[str, int]:
 
     Waits for the workers of the last pass to end: what they read stays until then.
     """
-    store, max_bytes = open_store(config), config.store.max_bytes if to_size else None
+    store, max_bytes = open_store(config.store), config.store.max_bytes if to_size else None
     ttl = None if config.store.ttl is None else timedelta(seconds=config.store.ttl)
     deadline, counts = time.monotonic() + ACTORS_END_SECONDS, dict.fromkeys(("evictions", "evicted_bytes"), 0)
     while True:
@@ -131,14 +131,7 @@ def evict_records(config: Config, to_size: bool) -> dict[str, int]:
 
 
 def _delete_unused(config: Config, shards: list[str]) -> list[str]:
-    store = open_store(config)
+    store = open_store(config.store)
     used = store.in_use(shards)
     store.delete_shards([shard for shard in shards if shard not in used])
     return used
-
-
-def open_store(config: Config) -> FeatureStore:
-    """The store of a run."""
-    return FeatureStore(
-        config.store.path, config.store.local_path, config.store.shard_bytes, config.store.shard_windows
-    )

@@ -199,9 +199,15 @@ class Folder:
         with self.writing(name) as file, open(path, "rb") as source:
             shutil.copyfileobj(source, file, _COPY_BYTES)
 
-    def download(self, name: str, path: str) -> None:
-        """Bring `name` to the local file `path`. Raises `FileNotFoundError`."""
-        self._reach(lambda source: self.fs.get_file(source, path), name)
+    def download(self, name: str, path: str, check: Callable[[], None] = lambda: None) -> None:
+        """Bring `name` to the local file `path`; what `check`, called with each chunk, raises ends it.
+
+        Raises `FileNotFoundError`.
+        """
+        if self.is_local:
+            self._reach(lambda source: _copy(source, path, check), name)
+        else:
+            self._reach(lambda source: self.fs.get_file(source, path, callback=_Checking(check)), name)
 
     @contextmanager
     def writing(self, name: str) -> Iterator[IO[bytes]]:
@@ -277,6 +283,27 @@ def _blocks(path: str) -> int:
         with contextlib.suppress(FileNotFoundError):  # removed since it was listed
             total += os.lstat(each).st_blocks * _BLOCK_BYTES
     return total
+
+
+class _Checking(fsspec.callbacks.Callback):  # type: ignore[misc]
+    """Calls `check` at the start of a transfer and with each of its chunks."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._check = check
+
+    def set_size(self, size: int) -> None:
+        self._check()
+
+    def relative_update(self, inc: int = 1) -> None:
+        self._check()
+
+
+def _copy(source: str, path: str, check: Callable[[], None]) -> None:
+    with open(source, "rb") as reader, open(path, "wb") as writer:
+        while chunk := reader.read(_COPY_BYTES):
+            check()
+            writer.write(chunk)
 
 
 def _peek(fs: Any, path: str) -> bytes:

@@ -42,7 +42,7 @@ def refusal(raw: dict[str, Any]) -> str:
         (
             {"store": {"zzz": 1}},
             "store.zzz",
-            "the keys here are keep_frames, local_path, max_bytes, path, retention, reuse, shard_bytes",
+            "the keys here are cache_bytes, fetch_seconds, keep_frames, local_path, max_bytes, path, retention, reuse,",
         ),
         ({"sinks": {"qdrent": {}}}, "sinks.qdrent", "did you mean 'qdrant'?"),
         (
@@ -71,6 +71,10 @@ def test_an_unknown_key_names_the_nearest(raw: dict[str, Any], key: str, hint: s
             "store.ttl (2.592e+06 s) is for features that are kept",
         ),
         ({"store": {"ttl": "a month"}}, "store.ttl"),
+        (
+            {"store": {"cache_bytes": 10**9}},
+            "store.cache_bytes (1000000000) is to have room for two shards of store.shard_bytes (4294967296)",
+        ),
         ({"limit": True, "encode": "fast"}, "encode: Input should be a valid dictionary"),
         ({"max_quarantined_fraction": 1.5}, "max_quarantined_fraction: Input should be less than or equal to 1"),
         ({"run_id": "../up"}, "run_id: String should match pattern"),
@@ -251,6 +255,7 @@ def digest(**changes: Any) -> str:
         {"run_id": "nightly"},
         {"sinks": {"lancedb": {"uri": "vectors", "collection": "c"}}},
         {"store": {"path": "s3://bucket/store", "reuse": False, "retention": "segment", "max_bytes": 10**9}},
+        {"store": {"cache_bytes": 10**10, "fetch_seconds": 5}},
         {"ray": {"address": "auto", "num_cpus": 4, "encode_workers": 2, "segment_windows": 3}},
         {"decode": {"io_threads": 2, "sandbox": "off", "item_seconds": 1.0}},
         {"sources": {"dns_seconds": 1, "connect_seconds": 1, "read_seconds": 1, "total_seconds": 1}},

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import errno
 import glob
-import hashlib
 import logging
 import os
 import shutil
@@ -24,10 +23,10 @@ from pipeline.features.catalogue import (
 from pipeline.features.codec import decode_record
 from pipeline.features.local_disk import FileLock
 from pipeline.features.shard import WRITER_LOCK, ShardReader, compact_shard, lock_leftover
+from pipeline.features.shard_cache import ShardCache, file_sha256
 from pipeline.storage import Folder
 
 _log = logging.getLogger(__name__)
-_KEEP_FREE = 0.05  # of the disk; not measured
 
 
 def sealed_name(shard_id: str) -> str:
@@ -39,13 +38,13 @@ def seal_shard(
     open_dir: str,
     destination: Folder,
     *,
-    keep_at: str | None = None,
+    cache: ShardCache | None = None,
     created: Mapping[str, datetime] = MappingProxyType({}),
 ) -> SealedShard | None:
     """Compact the open shard at `open_dir`, publish it, list it in the catalogue, then remove the open folder.
 
     Its writer must be closed. Cut off at any point, it is finished by doing it again; done by another meanwhile, it
-    returns what the other made. `keep_at` is where this machine keeps its own copy of a shard that goes to another;
+    returns what the other made. `cache` is where this machine keeps its own copy of a shard that goes to another;
     `created` says of keys since when there are such records, if not since now.
     None for a shard without records, which is only removed.
     """
@@ -54,11 +53,11 @@ def seal_shard(
     except FileNotFoundError:
         return read_sealed(destination, os.path.basename(open_dir))
     with lock:
-        return _seal_locked(open_dir, destination, keep_at, created)
+        return _seal_locked(open_dir, destination, cache, created)
 
 
 def recover_shards(
-    open_root: str, destination: Folder, cache_dir: str | None, spared: Collection[str] = ()
+    open_root: str, destination: Folder, cache: ShardCache | None, spared: Collection[str] = ()
 ) -> list[SealedShard]:
     """Seal every open shard below `open_root` whose writer is gone, and clear away what an earlier removal left.
 
@@ -75,42 +74,19 @@ def recover_shards(
         if lock is None:
             continue
         with lock:
-            keep_at = os.path.join(cache_dir, f"{name}.lmdb") if cache_dir is not None else None
-            sealed.append(_seal_or_set_aside(path, destination, keep_at))
+            sealed.append(_seal_or_set_aside(path, destination, cache))
     return [shard for shard in sealed if shard is not None]
 
 
-def fetch_shard(source: Folder, shard: SealedShard, target: str) -> None:
-    """Bring a published shard to the local file `target`, once for all processes of this machine.
-
-    Raises `FileNotFoundError` when it is gone, `ValueError` when it is not what was sealed.
-    """
-    os.makedirs(os.path.dirname(target), exist_ok=True)
-    with FileLock(f"{target}.lock", blocking=True):
-        if os.path.exists(target):
-            return
-        temporary = f"{target}.tmp"
-        _make_room(os.path.dirname(target), shard.num_bytes)
-        try:
-            source.download(sealed_name(shard.shard_id), temporary)
-            checksum = _sha256(temporary)
-            if checksum != shard.checksum:
-                raise ValueError(f"shard {shard.shard_id} is damaged: SHA-256 {checksum}, sealed as {shard.checksum}")
-            os.replace(temporary, target)
-        finally:
-            if os.path.exists(temporary):
-                os.unlink(temporary)
-
-
-def delete_shard(shard_id: str, destination: Folder, open_root: str, cached: str | None) -> None:
+def delete_shard(shard_id: str, destination: Folder, open_root: str, cache: ShardCache | None) -> None:
     """Remove a shard everywhere this machine can reach: catalogue first, so that nothing claims what is going.
 
     An open shard that has a live writer stays.
     """
     remove_entries(destination, shard_id)
     destination.remove(sealed_name(shard_id))
-    if cached is not None and os.path.exists(cached):
-        os.unlink(cached)
+    if cache is not None:
+        cache.remove(shard_id)
     open_dir = os.path.join(open_root, shard_id)
     lock = lock_leftover(open_dir) if os.path.isdir(open_dir) else None
     if lock is not None:
@@ -118,19 +94,9 @@ def delete_shard(shard_id: str, destination: Folder, open_root: str, cached: str
             _remove_folder(open_dir)
 
 
-def _make_room(cache_dir: str, num_bytes: int) -> None:
-    """Delete the oldest cached shards until `num_bytes` fit; readers that have one mapped keep it."""
-    cached = [os.path.join(cache_dir, name) for name in glob.glob("*.lmdb", root_dir=cache_dir)]
-    for path in sorted(cached, key=os.path.getmtime):
-        usage = shutil.disk_usage(cache_dir)
-        if usage.free > num_bytes + usage.total * _KEEP_FREE:
-            return
-        os.unlink(path)
-
-
-def _seal_or_set_aside(open_dir: str, destination: Folder, keep_at: str | None) -> SealedShard | None:
+def _seal_or_set_aside(open_dir: str, destination: Folder, cache: ShardCache | None) -> SealedShard | None:
     try:
-        return _seal_locked(open_dir, destination, keep_at)
+        return _seal_locked(open_dir, destination, cache)
     except ValueError as error:
         aside = _beside(open_dir, "damaged")
         _log.warning("%s; set aside as %s", error, aside)
@@ -141,17 +107,17 @@ def _seal_or_set_aside(open_dir: str, destination: Folder, keep_at: str | None) 
 def _seal_locked(
     open_dir: str,
     destination: Folder,
-    keep_at: str | None,
+    cache: ShardCache | None,
     created: Mapping[str, datetime] = MappingProxyType({}),
 ) -> SealedShard | None:
     shard_id = os.path.basename(open_dir)
-    sealed = read_sealed(destination, shard_id) or _publish(open_dir, destination, keep_at, created)
+    sealed = read_sealed(destination, shard_id) or _publish(open_dir, destination, cache, created)
     _remove_folder(open_dir)
     return sealed
 
 
 def _publish(
-    open_dir: str, destination: Folder, keep_at: str | None, created: Mapping[str, datetime]
+    open_dir: str, destination: Folder, cache: ShardCache | None, created: Mapping[str, datetime]
 ) -> SealedShard | None:
     """All of sealing but the removal. None when the shard has no records."""
     for leftover in glob.glob("*.tmp", root_dir=open_dir):
@@ -166,12 +132,11 @@ def _publish(
     if not entries:
         return None
     shard_id, num_bytes = os.path.basename(open_dir), os.path.getsize(copy)
-    sealed = SealedShard(shard_id=shard_id, num_records=len(entries), num_bytes=num_bytes, checksum=_sha256(copy))
+    sealed = SealedShard(shard_id=shard_id, num_records=len(entries), num_bytes=num_bytes, checksum=file_sha256(copy))
     _publish_file(copy, destination, sealed_name(shard_id))
     write_entries(destination, sealed, entries)
-    if keep_at is not None and os.path.exists(copy):  # not when publishing was a rename
-        os.makedirs(os.path.dirname(keep_at), exist_ok=True)
-        os.replace(copy, keep_at)
+    if cache is not None and os.path.exists(copy):  # not when publishing was a rename
+        cache.keep(copy, shard_id)
     return sealed
 
 
@@ -213,11 +178,6 @@ def _publish_file(path: str, destination: Folder, name: str) -> None:
         if error.errno != errno.EXDEV:
             raise
         destination.upload(path, name)
-
-
-def _sha256(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _remove_folder(open_dir: str) -> None:

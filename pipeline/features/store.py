@@ -26,7 +26,7 @@ from datetime import datetime
 from types import MappingProxyType
 from typing import Any
 
-from pipeline.errors import ConfigError, TransientError
+from pipeline.errors import ConfigError, TransientError, UnavailableShardError
 from pipeline.features.catalogue import (
     Catalogue,
     SealedShard,
@@ -37,9 +37,10 @@ from pipeline.features.catalogue import (
     read_sealed,
 )
 from pipeline.features.codec import FeatureRecord, decode_record, encode_parts, same_terms
-from pipeline.features.lifecycle import delete_shard, fetch_shard, recover_shards, seal_shard, sealed_name
+from pipeline.features.lifecycle import delete_shard, recover_shards, seal_shard, sealed_name
 from pipeline.features.local_disk import network_filesystem
 from pipeline.features.shard import ShardReader, ShardWriter, has_writer, is_read
+from pipeline.features.shard_cache import CacheLimits, ShardCache
 from pipeline.storage import Folder
 
 SHARD_BYTES = 4 * 2**30
@@ -71,6 +72,7 @@ class FeatureStore:
         local_path: str | None = None,
         shard_bytes: int = SHARD_BYTES,
         shard_windows: int = SHARD_WINDOWS,
+        cache_limits: CacheLimits = CacheLimits(),  # noqa: B008 (immutable)
     ) -> None:
         self.folder = Folder(path)
         self.is_local = self.folder.is_local and network_filesystem(self.folder.path) is None
@@ -81,18 +83,24 @@ class FeatureStore:
         self._local_path = local_path
         local = self.folder.path if self.is_local else _local_folder(self.folder.url, local_path)
         self._open_root = os.path.join(local, "open")
-        self._cache_dir = None if self.is_local else os.path.join(local, "cache")
+        self._cache_limits = cache_limits
+        self._cache = None if self.is_local else ShardCache(os.path.join(local, "cache"), cache_limits)
+        self._unavailable: dict[str, str] = {}  # shard id → why it is not asked for again before `reload`
         self._catalogue: Catalogue | None = None
         self._readers: OrderedDict[str, ShardReader] = OrderedDict()
         self._lock = threading.Lock()
 
-    def __reduce__(self) -> tuple[type[FeatureStore], tuple[str, str | None, int, int]]:
-        return type(self), (self.folder.url, self._local_path, self.shard_bytes, self.shard_windows)
+    def __reduce__(self) -> tuple[type[FeatureStore], tuple[Any, ...]]:
+        return type(self), (self.folder.url, *self._settings)
+
+    @property
+    def _settings(self) -> tuple[Any, ...]:
+        return self._local_path, self.shard_bytes, self.shard_windows, self._cache_limits
 
     @functools.cached_property
     def frames(self) -> FeatureStore:
         """The store of decoded frames below this one; its records are those of `pipeline.features.frames`."""
-        return FeatureStore(self.folder.sub("frames").url, self._local_path, self.shard_bytes, self.shard_windows)
+        return FeatureStore(self.folder.sub("frames").url, *self._settings)
 
     def writer(self, *, seals: bool = True, announce: Callable[[str], None] | None = None) -> StoreWriter:
         """A writer of shards of its own; one a worker. `announce` is told a shard's id before there is such a shard.
@@ -135,7 +143,8 @@ class FeatureStore:
         return self._open_root
 
     def reload(self) -> None:
-        """Look again for what others have sealed or deleted."""
+        """Look again for what others have sealed or deleted, and for what could not be had."""
+        self._unavailable.clear()
         self._catalogue = load_catalogue(self.folder, self._catalogue)
 
     def get(self, shard_id: str, key: str) -> FeatureRecord | None:
@@ -147,35 +156,50 @@ class FeatureStore:
     ) -> list[FeatureRecord | None]:
         """The records at `locations` (shard id, key), in their order; None where there is none or its terms differ.
 
-        Tensors are views into the shard's file and keep it mapped. Raises `TransientError` when a remote store
-        keeps failing.
+        Tensors are views into the shard's file and keep it mapped; in a cache that is bounded they are copies, and
+        nothing stays in use. Raises `TransientError` when a remote store keeps failing.
         """
         records: list[FeatureRecord | None] = [None] * len(locations)
         order = sorted(range(len(locations)), key=lambda i: locations[i][0])
         for shard_id, places in itertools.groupby(order, key=lambda i: locations[i][0]):
             reader = self._reader(shard_id)
             for i in places:
-                records[i] = _read(reader, locations[i][1], None if expected_terms is None else expected_terms[i])
+                terms = None if expected_terms is None else expected_terms[i]
+                records[i] = _read(reader, locations[i][1], terms, copied=self._lets_go)
+            if self._lets_go and reader is not None:
+                reader.close()
         self.fallbacks += records.count(None)
         return records
 
     def condition(self, shard_id: str) -> str:
-        """Of a shard that did not answer: `missing`, `damaged` (its file), or `sound`: then its records are not."""
+        """Of a shard that did not answer: `missing`, `damaged` (its file), why it could not be had, or `sound`: then
+        its records are not."""
+        if shard_id in self._unavailable:
+            return self._unavailable[shard_id]
         try:
             self._open_reader(shard_id).close()
         except FileNotFoundError:
             return "missing"
         except ValueError:
             return "damaged"
+        except UnavailableShardError as error:
+            return error.reason
         except TransientError:
             return "out of reach"
         return "sound"
 
     def bring(self, shard_ids: Sequence[str]) -> None:
-        """Have shards on this machine before they are read; what is not there to bring is left to `fetch` to say."""
+        """Have shards on this machine before they are read; what is not there to bring is left to `fetch` to say.
+
+        Of a bounded cache they fill a half: more of them would make room for each other before they are read.
+        """
+        room = (self._cache_limits.max_bytes or 0) // 2
         for shard_id in shard_ids:
-            with contextlib.suppress(FileNotFoundError, ValueError, TransientError):
-                self._locate(shard_id)
+            if self._lets_go and room <= 0:
+                return
+            with contextlib.suppress(FileNotFoundError, ValueError, TransientError, UnavailableShardError):
+                self._open_reader(shard_id).close()
+                room -= os.path.getsize(self._sealed_path(shard_id))
 
     def is_sealed(self, shard_id: str) -> bool:
         """True when the shard is sealed and listed, and so found by every machine."""
@@ -187,7 +211,7 @@ class FeatureStore:
 
     def recover(self, spared: Collection[str] = ()) -> list[SealedShard]:
         """Seal what dead writers left open on this machine, but for the shards `spared`."""
-        return recover_shards(self._open_root, self.folder, self._cache_dir, spared)
+        return recover_shards(self._open_root, self.folder, self._cache, spared)
 
     def in_use(self, shard_ids: Sequence[str]) -> list[str]:
         """Those of the shards that a process of this machine writes or reads.
@@ -198,8 +222,7 @@ class FeatureStore:
 
     def _in_use(self, shard_id: str) -> bool:
         open_dir = os.path.join(self._open_root, shard_id)
-        local = self._cached(shard_id) or self.folder.locate(sealed_name(shard_id))
-        return has_writer(open_dir) or is_read(open_dir) or is_read(local)
+        return has_writer(open_dir) or is_read(open_dir) or is_read(self._sealed_path(shard_id))
 
     def num_bytes(self) -> int:
         """What the store takes where it lies; on a local disk in blocks, open shards and all."""
@@ -213,7 +236,7 @@ class FeatureStore:
     def delete_shards(self, shard_ids: Sequence[str]) -> None:
         """Remove shards with all their records; absent ones are none the worse."""
         for shard_id in shard_ids:
-            delete_shard(shard_id, self.folder, self._open_root, self._cached(shard_id))
+            delete_shard(shard_id, self.folder, self._open_root, self._cache)
         if self._catalogue is not None:
             kept = self._catalogue.parts.keys() - set(shard_ids)
             self._catalogue = Catalogue({shard_id: self._catalogue.parts[shard_id] for shard_id in kept})
@@ -227,10 +250,17 @@ class FeatureStore:
         with self._lock:
             reader = self._readers.pop(shard_id, None)
             if reader is None or not os.path.exists(reader.path):  # a deleted file keeps its disk space while mapped
+                if shard_id in self._unavailable:
+                    return None
                 try:
                     reader = self._open_reader(shard_id)
                 except (FileNotFoundError, ValueError):
                     return None
+                except UnavailableShardError as error:
+                    self._unavailable[shard_id] = error.reason
+                    return None
+            if self._lets_go:
+                return reader
             self._readers[shard_id] = reader
             if len(self._readers) > _MAX_READERS:
                 self._readers.popitem(last=False)
@@ -238,40 +268,49 @@ class FeatureStore:
 
     def _open_reader(self, shard_id: str) -> ShardReader:
         try:
-            return ShardReader(self._locate(shard_id))
+            return self._open_here(shard_id)
         except FileNotFoundError:  # sealed between the look and the opening: then it is where sealed ones are
-            return ShardReader(self._locate(shard_id))
+            shard = read_sealed(self.folder, shard_id) if self._cache is not None else None
+            if self._cache is None or shard is None:
+                return self._open_here(shard_id)
+            with self._cache.brought(self.folder, sealed_name(shard_id), shard) as path:
+                return ShardReader(path)
 
-    def _locate(self, shard_id: str) -> str:
-        cached = self._cached(shard_id)
-        sealed = self.folder.locate(sealed_name(shard_id)) if cached is None else cached
-        open_dir = os.path.join(self._open_root, shard_id)
+    def _open_here(self, shard_id: str) -> ShardReader:
+        sealed, open_dir = self._sealed_path(shard_id), os.path.join(self._open_root, shard_id)
         if os.path.exists(sealed):
-            return sealed
+            reader = ShardReader(sealed)
+            if self._cache is not None:
+                os.utime(sealed)  # it is in use, so it stays: the last to make room
+            return reader
         if os.path.exists(open_dir):
-            return open_dir
-        shard = read_sealed(self.folder, shard_id) if cached is not None else None
-        if cached is None or shard is None:
-            raise FileNotFoundError(f"shard {shard_id} is neither in {self.folder.url} nor open on this machine")
-        fetch_shard(self.folder, shard, cached)
-        return cached
+            return ShardReader(open_dir)
+        raise FileNotFoundError(f"shard {shard_id} is neither in {self.folder.url} nor open on this machine")
 
-    def _cached(self, shard_id: str) -> str | None:
-        return None if self._cache_dir is None else os.path.join(self._cache_dir, f"{shard_id}.lmdb")
+    def _sealed_path(self, shard_id: str) -> str:
+        """Where this machine reads the sealed shard, when it is there."""
+        return self.folder.locate(sealed_name(shard_id)) if self._cache is None else self._cache.path(shard_id)
+
+    @property
+    def _lets_go(self) -> bool:
+        """True where shards that are in use would hold up others: their cache is bounded."""
+        return self._cache is not None and self._cache_limits.max_bytes is not None
 
     def seal(self, open_dir: str, created: Mapping[str, datetime] = MappingProxyType({})) -> SealedShard | None:
         """Seal the open shard in the folder `open_dir`, whose writer is closed, as `seal_shard` does."""
-        return seal_shard(open_dir, self.folder, keep_at=self._cached(os.path.basename(open_dir)), created=created)
+        return seal_shard(open_dir, self.folder, cache=self._cache, created=created)
 
     def new_shard(self, shard_id: str) -> ShardWriter:
         """The one writer of a new open shard on this machine."""
         return ShardWriter(self._open_root, shard_id)
 
 
-def _read(reader: ShardReader | None, key: str, expected_terms: dict[str, Any] | None) -> FeatureRecord | None:
+def _read(
+    reader: ShardReader | None, key: str, expected_terms: dict[str, Any] | None, *, copied: bool
+) -> FeatureRecord | None:
     try:
         data = reader.get(key) if reader is not None else None
-        record = decode_record(data) if data is not None else None
+        record = decode_record(bytes(data) if copied else data) if data is not None else None
         if record is None or expected_terms is None or same_terms(record.key_terms, expected_terms):
             return record
     except ValueError:

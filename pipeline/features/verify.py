@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import glob
-import hashlib
 import os
 import shutil
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from pipeline.features.identity import key_of
 from pipeline.features.lifecycle import sealed_name, shard_entries
 from pipeline.features.rewrite import rewrite_shards
 from pipeline.features.shard import ShardReader, has_writer
+from pipeline.features.shard_cache import file_sha256
 from pipeline.features.store import FeatureStore
 
 Code = Literal[
@@ -67,7 +67,7 @@ def _verify_shard(store: FeatureStore, shard: SealedShard) -> Iterator[Finding]:
         return
     try:
         reader = store.reader(shard.shard_id)
-        whole = _sha256(reader.path) == shard.checksum
+        whole = file_sha256(reader.path) == shard.checksum
     except (FileNotFoundError, ValueError, TransientError):
         yield Finding(code="damaged_file", where=shard.shard_id)
         return
@@ -116,11 +116,6 @@ def _temporary(store: FeatureStore) -> list[str]:
     return sorted(path for each in found for path in each)
 
 
-def _sha256(path: str) -> str:
-    with open(path, "rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def repair(store: FeatureStore) -> list[str]:
     """Put right what `verify` finds; returns what was done, a line each. Records that are lost are misses afterwards.
 
@@ -167,7 +162,7 @@ def _list_or_remove(store: FeatureStore, name: str) -> str:
         store.folder.remove(name)
         return f"removed {name}: not listed, and not whole"
     shard = SealedShard(
-        shard_id=shard_id, num_records=len(entries), num_bytes=os.path.getsize(local), checksum=_sha256(local)
+        shard_id=shard_id, num_records=len(entries), num_bytes=os.path.getsize(local), checksum=file_sha256(local)
     )
     write_entries(store.folder, shard, entries)
     return f"listed {name}: {len(entries)} records"

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pipeline.config import Config
+from pipeline.config import Config, Store
 from pipeline.features.store import FeatureStore, StoreWriter
 from pipeline.logs import log_ids, start_logs
 from pipeline.media.sandbox import Probers, Sandbox, SandboxMode, open_probers, open_sandbox
@@ -21,6 +21,7 @@ from pipeline.runs.own_shards import note_shard
 from pipeline.schema import Geometry, Probe, SamplePlan
 from pipeline.sinks.delivery import Delivery, deliveries
 from pipeline.stages.identity import CheckedModel, EncoderIdentity
+from pipeline.stages.opened_store import open_store
 from pipeline.storage import Folder
 
 if TYPE_CHECKING:
@@ -161,8 +162,7 @@ class StageContext:
     @property
     def store(self) -> FeatureStore:
         """The feature store, one a process: it holds open shards and the catalogue."""
-        section = self.config.store
-        return _store(section.path, section.local_path, section.shard_bytes, section.shard_windows)
+        return _store(self.config.store)
 
     @property
     def frame_store(self) -> FeatureStore | None:
@@ -227,5 +227,5 @@ def _image_classifier(model: str) -> ImageClassifierFacts:
 
 
 @functools.lru_cache(maxsize=4)
-def _store(path: str, local_path: str | None, shard_bytes: int, shard_windows: int) -> FeatureStore:
-    return FeatureStore(path, local_path, shard_bytes, shard_windows)
+def _store(section: Store) -> FeatureStore:
+    return open_store(section)

@@ -91,7 +91,11 @@ class PromptBatches(ABC):
         for item in batch["items"]:
             media = tuple(record for record in itertools.islice(records, len(item["media"])) if record is not None)
             if len(media) != len(item["media"]):
-                raise RuntimeError(f"item_index {item['item_index']}: its features left the store under a running job")
+                shards = sorted({each["shard"] for each in item["media"]})
+                conditions = {shard: self.context.store.condition(shard) for shard in shards}
+                raise RuntimeError(
+                    f"item_index {item['item_index']}: its features left the store under a running job: {conditions}"
+                )
             prompted = PromptedItem(input_ids=item["input_ids"], media=media, seed=item["seed"])
             failure = self._mismatch(prompted)
             if failure is None:

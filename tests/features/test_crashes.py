@@ -86,7 +86,7 @@ def test_killed_while_sealing(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-STEPS = ["compact_shard", "shard_entries", "_sha256", "_publish_file", "write_entries", "_remove_folder"]
+STEPS = ["compact_shard", "shard_entries", "file_sha256", "_publish_file", "write_entries", "_remove_folder"]
 
 
 @pytest.mark.parametrize("remote", [False, True], ids=["local", "remote"])

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from sample_records import CHILD_ENVIRONMENT, features, keyed_record, terms
 
-from pipeline.features import lifecycle, local_disk, shard, store
+from pipeline.features import local_disk, shard, store
 from pipeline.features.codec import FeatureRecord, TensorView
 from pipeline.features.store import FeatureStore
 
@@ -128,26 +128,6 @@ def test_a_remote_shard_that_changed_on_its_way_is_a_miss(tmp_path: Path) -> Non
     assert other.get(shard_id, key(0)) is None and other.fallbacks == 1
     assert not list((tmp_path / "b").rglob("*.lmdb")) and not list((tmp_path / "b").rglob("*.tmp"))
     other.folder.remove("")
-
-
-def test_a_full_cache_makes_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = f"memory://room-{next(NUMBERS)}"
-    writing = FeatureStore(path, str(tmp_path / "a"), shard_bytes=1)
-    shard_ids = [writing.writer().put([keyed_record(n)]) for n in range(3)]
-    cache = Path(FeatureStore(path, str(tmp_path / "b"))._cache_dir or "")
-    usage = type(lifecycle.shutil.disk_usage("/"))
-
-    def two_fit(_: str) -> tuple[int, int, int]:
-        return usage(10**6, 0, 10**5 if len(list(cache.glob("*.lmdb"))) < 2 else 0)
-
-    monkeypatch.setattr(lifecycle.shutil, "disk_usage", two_fit)
-    reading = FeatureStore(path, str(tmp_path / "b"))
-    held = [reading.get(shard_id, key(n)) for n, shard_id in enumerate(shard_ids)]
-    assert sorted(p.stem for p in cache.glob("*.lmdb")) == shard_ids[1:]
-    for number, record in enumerate(held):
-        check(record, number)
-    check(reading.get(shard_ids[0], key(0)), 0)
-    reading.folder.remove("")
 
 
 def test_fetch_keeps_the_order_and_compares_terms(path: str, local: str) -> None:
