@@ -21,6 +21,7 @@ from pipeline.models.location import resolve_model
 from pipeline.runs.run_folder import find_run
 from pipeline.search import search
 from pipeline.stages.dry_run import dry_run
+from tests.costs import assert_costs
 from tests.foretold import run_as_foretold
 from tests.without_ray import run_without_ray
 
@@ -102,6 +103,9 @@ def test_vectors_equal_the_whole_model_on_pixels(tmp_path: Path, images: list[st
         "gone": "not_found",
     }
     assert (summary["items_written"], summary["items_quarantined"], summary["encodes"]) == (6, 2, 3)
+    costs = dict(zip((row["id"] for row in rows), assert_costs(Path(config.output) / summary["run_id"]), strict=True))
+    assert (costs["both"]["frames"], costs["text"]["frames"]) == (2, None)
+    assert costs["both"]["pixels"] == sum(Image.open(path).width * Image.open(path).height for path in images[:2])
     [media, texts] = search(find_run(config.output), "red", limit=2)
     assert texts.hits[0].item_id == "short" and texts.hits[0].score > 0.9999 and len(media.hits) == 2
 

@@ -197,17 +197,21 @@ def _with_attempts(letters: pa.Table, before: pa.Table) -> pa.Table:
 
 
 def _with_costs(timings: pa.Table | None, before: pa.Table | None) -> pa.Table | None:
-    """Timings whose costs have in them those that they replace: what was spent is not got back."""
-    if timings is None or before is None:
+    """Timings whose costs have in them those that they replace: what was spent is not got back.
+
+    Rows that are in their place already, put there before the retry was cut off, have it.
+    """
+    if timings is None or before is None or not {"wall_seconds", *_COSTS} <= set(before.column_names):
         return timings
-    for name in _COSTS:
-        if name in timings.column_names and name in before.column_names:
-            spent = dict(zip(before["item_index"].to_pylist(), before[name].to_pylist(), strict=True))
-            pairs = zip(timings["item_index"].to_pylist(), timings[name].to_pylist(), strict=True)
-            place, kind = timings.schema.get_field_index(name), timings.schema.field(name)
-            sums = pa.array([(each or 0) + (spent.get(item) or 0) for item, each in pairs], kind.type)
-            timings = timings.set_column(place, kind, sums)
-    return timings
+    replaced = {row["item_index"]: row for row in before.select(["item_index", "wall_seconds", *_COSTS]).to_pylist()}
+    rows = timings.to_pylist()
+    for row in rows:
+        spent = replaced.get(row["item_index"])
+        if spent is None:
+            continue
+        again = spent["wall_seconds"] != row["wall_seconds"]
+        row.update({name: (row[name] if again else 0) + (spent[name] or 0) for name in _COSTS})
+    return pa.Table.from_pylist(rows, timings.schema)
 
 
 def _account(

@@ -176,7 +176,7 @@ class TextBatches(ABC):
             results += in_halves(self._work, items[run], splits)
             padded += sum(max(lengths[run]) - length for length in lengths[run])
         seconds = time.perf_counter() - started
-        cpu, used = self.clock.take(), on_accelerator(self.device, {"pool": seconds}, ("pool",))
+        cpu, used = self.clock.take(), on_accelerator(self.device, seconds)
         receipt = Receipt(
             stage="pool",
             window=batch["window"],

@@ -69,10 +69,14 @@ class DecodeBatches:
         for group in _groups(self._fetch_each(planned, counter, kept)):
             before = counter.bytes_fetched
             outcomes = iter(self._outcomes([each for each in group if isinstance(each, _Fetched)], counter))
-            read = counter.bytes_fetched - before  # of what is read by range, which is a group of its own
+            read = counter.bytes_fetched - before  # of the one that is read by range: nothing is decoded with it
             for each in group:
-                done, frames = _done(each, next(outcomes)) if isinstance(each, _Fetched) else each
-                decoded.append(dataclasses.replace(done, bytes_fetched=done.bytes_fetched + read))
+                if isinstance(each, _Fetched):
+                    each = dataclasses.replace(each, bytes_fetched=each.bytes_fetched + read)
+                    done, frames = _done(each, next(outcomes))
+                else:
+                    done, frames = each
+                decoded.append(done)
                 if frames is not None:
                     stop = filled + math.prod(done.planned.frames_shape)
                     pixels[filled:stop].reshape(done.planned.frames_shape)[:] = frames

@@ -162,7 +162,8 @@ class EncodeBatches:
             "mm_processor_ms": 1e3 * seconds.get("mm_processor", 0.0),
             "vision_encode_ms": 1e3 * seconds.get("vision_encode", 0.0),
         }
-        cpu, used = self.clock.take(), on_accelerator(self.device, seconds, ("mm_processor", "vision_encode"))
+        cpu = self.clock.take()
+        used = on_accelerator(self.device, *(seconds.get(name, 0.0) for name in ("mm_processor", "vision_encode")))
         tokens = [item.planned.shaped.tokens if item.has_pixels else 0 for item in staged.items]
         spent = batch_spent(staged.started, cpu, used, tokens)
         rows = [

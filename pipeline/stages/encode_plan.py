@@ -226,7 +226,6 @@ class _WindowPlanner:
         requests = read_range(self.context.folder, self.window.start, self.window.stop)
         candidates = [candidate for request in requests for candidate in self._candidates(request)]
         carried = self._stat_all(candidates)
-        looked_at = candidates
         candidates = [candidate for candidate in candidates if candidate.request.item_index not in carried]
         self._probe(candidates)
         probed = time.perf_counter()
@@ -248,7 +247,7 @@ class _WindowPlanner:
             **forecast_counts(planned_encode_work(self.context, batches, media)),
         }
         bytes_fetched = Counter[int]()
-        for candidate in looked_at:
+        for candidate in candidates:
             bytes_fetched[candidate.request.item_index] += candidate.counter.bytes_fetched
         spent = spending.spent(bytes_fetched)
         receipt = Receipt(

@@ -112,7 +112,8 @@ class PromptBatches(ABC):
 
         To be asked once the work is done.
         """
-        cpu, used = self.clock.take(), on_accelerator(self.device, seconds, ("llm_prefill", "llm_decode"))
+        cpu = self.clock.take()
+        used = on_accelerator(self.device, *(seconds.get(name, 0.0) for name in ("llm_prefill", "llm_decode")))
         tokens = [(row.get("generated_tokens") or 0) + self._prompt_tokens(fetched, row) for row in rows]
         spent = batch_spent(fetched.started_at, cpu, used, tokens)
         told = [{**row, **own} for row, own in zip(rows, spent, strict=True)]

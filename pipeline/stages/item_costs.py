@@ -17,9 +17,10 @@ _RESOURCES = (
     ("frames", pa.int64()),
     ("media_seconds", pa.float64()),
     ("feature_tokens", pa.int64()),
+    ("decode_core_seconds", pa.float64()),
 )
 # What timings have of every job: the wall time, by stage and by the wait before it; the resource vector of the item's
-# media that were planned; and its costs.
+# media that were planned (`ResourceVector`); and its costs.
 COST_COLUMNS = (
     ("wall_seconds", pa.float64()),
     *((f"{stage}_{kind}", pa.float64()) for stage in STAGES for kind in ("wait_seconds", "seconds")),
@@ -152,6 +153,7 @@ def _resources(plan: Mapping[str, Any] | None) -> dict[int, dict[str, Any]]:
             "frames": frames,
             "media_seconds": probe["duration_seconds"],
             "feature_tokens": media["geometry"]["feature_length"],
+            "decode_core_seconds": media.get("decode_seconds", 0.0),
         }
         sums = found.setdefault(media["item_index"], dict.fromkeys(own, 0))
         for name, value in own.items():

@@ -82,6 +82,6 @@ def batch_spent(
     ]
 
 
-def on_accelerator(device: str, seconds: Mapping[str, float], stages: Sequence[str]) -> float:
-    """Of a batch's seconds those in `stages`, for which it had the accelerator; 0 without one."""
-    return 0.0 if device == "cpu" else sum(seconds.get(stage, 0.0) for stage in stages)
+def on_accelerator(device: str, *seconds: float) -> float:
+    """Those of a batch's `seconds` that it had the accelerator for, added up; 0 without one."""
+    return 0.0 if device == "cpu" else sum(seconds)
