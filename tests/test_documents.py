@@ -84,7 +84,7 @@ def test_every_page_is_indexed_or_quarantined_and_its_chunks_say_where_they_stan
         ranked = dict.fromkeys(pages[i] for i in np.argsort(-(ours @ query)))
         assert page in list(ranked)[:3], sentence
     costs = assert_costs(Path(config.output) / summary["run_id"])
-    assert {row["modality"] for row in costs if row["pixels"]} == {"page"}
+    assert {row["modality"] for row in costs if row["pixels"]} == {"image", "page"}
     # What a document was fetched for is of the first of its pages in a batch.
     assert 0 < sum(row["bytes_fetched"] > 0 for row in costs) < len(costs)
 

@@ -55,6 +55,11 @@ def configured(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> Conf
     return parse_config({**raw, **changes})
 
 
+def pixels_of(path: str) -> int:
+    with Image.open(path) as image:
+        return image.width * image.height
+
+
 def rows_of(config: Config, summary: dict[str, Any]) -> list[dict[str, Any]]:
     folder = Path(config.output) / summary["run_id"]
     return pa.concat_tables(pq.read_table(path) for path in sorted(folder.glob("part-*.parquet"))).to_pylist()
@@ -105,7 +110,7 @@ def test_vectors_equal_the_whole_model_on_pixels(tmp_path: Path, images: list[st
     assert (summary["items_written"], summary["items_quarantined"], summary["encodes"]) == (6, 2, 3)
     costs = dict(zip((row["id"] for row in rows), assert_costs(Path(config.output) / summary["run_id"]), strict=True))
     assert (costs["both"]["frames"], costs["text"]["frames"]) == (2, None)
-    assert costs["both"]["pixels"] == sum(Image.open(path).width * Image.open(path).height for path in images[:2])
+    assert costs["both"]["pixels"] == sum(map(pixels_of, images[:2]))
     [media, texts] = search(find_run(config.output), "red", limit=2)
     assert texts.hits[0].item_id == "short" and texts.hits[0].score > 0.9999 and len(media.hits) == 2
 
