@@ -22,6 +22,8 @@ Settings = Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE"
 Sample = Annotated[
     str | None, typer.Option(metavar="PERCENT", help="Only this part of the items, such as 1%, chosen by their ids.")
 ]
+AcceleratorHour = Annotated[float | None, typer.Option(min=0, help="Price of an accelerator with its machine.")]
+CoreHour = Annotated[float | None, typer.Option(min=0, help="Price of a core.")]
 app.add_typer(store.app, name="store")
 
 
@@ -98,13 +100,16 @@ def status(
 @app.command()
 def report(
     run: Annotated[str, typer.Argument(help="The folder of a run, or an output folder: its last run.")],
+    accelerator_hour: AcceleratorHour = None,
+    core_hour: CoreHour = None,
 ) -> None:
     """Write a run's report.html from what it has on disk, whether it has ended or not; prints where it is."""
     with refusals():
+        from pipeline.planning.calibration import Prices
         from pipeline.runs.run_folder import find_run
         from pipeline.runs.run_page import rewrite_run_page
 
-        where = rewrite_run_page(find_run(run))
+        where = rewrite_run_page(find_run(run), Prices(accelerator_hour=accelerator_hour, core_hour=core_hour))
     typer.echo(f"report  {where}")
 
 
@@ -192,8 +197,8 @@ def plan(
     sample: Annotated[int | None, typer.Option(min=1, help="Probe about so many rows, which stand for all.")] = None,
     calibration: Annotated[str | None, typer.Option(metavar="FILE", help="Instead of the one in the store.")] = None,
     workers: Annotated[str, typer.Option(help="Numbers of accelerators to tell times for.")] = "1,2,4,8",
-    accelerator_hour: Annotated[float | None, typer.Option(min=0, help="Price of one, with its machine.")] = None,
-    core_hour: Annotated[float | None, typer.Option(min=0, help="Price of a core that decodes.")] = None,
+    accelerator_hour: AcceleratorHour = None,
+    core_hour: CoreHour = None,
     gb_month: Annotated[float | None, typer.Option(min=0, help="Price of a GB in the store for a month.")] = None,
     json_: Annotated[str | None, typer.Option("--json", metavar="FILE", help="Where to write all of it.")] = None,
     page: Annotated[str | None, typer.Option(metavar="FILE", help="Where to write the page with plots.")] = None,

@@ -533,6 +533,8 @@ class _Driver:
             points=points,
             stage_seconds=foretold(self.config, self._encode_workers().device, self.book.counts),
             sample_fraction=self.config.sample_fraction,
+            cpu_seconds=self.book.cpu_seconds,
+            accelerator_seconds=self.book.accelerator_seconds,
         )
         if self.run.base is not None:
             summary["items_vanished"] = num_vanished

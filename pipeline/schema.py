@@ -316,7 +316,8 @@ class ItemFailure:
 class Receipt:
     """Says that a planned batch is put away. Idempotent by (stage, window, batch, digest).
 
-    `counts` and `seconds` are additive: every number of the run's summary is a sum over receipts.
+    `counts` and `seconds` are additive: every number of the run's summary is a sum over receipts. So are
+    `cpu_seconds`, of processes and their children, and `accelerator_seconds`, by stage.
     """
 
     stage: Literal["plan", "encode", "prompt", "generate", "tokenize", "ready", "pool"]
@@ -327,6 +328,8 @@ class Receipt:
     counts: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     quarantine: dict[str, int] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    accelerator_seconds: dict[str, float] = field(default_factory=dict)
 
     @property
     def identity(self) -> tuple[str, int, int, str]:

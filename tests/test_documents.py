@@ -19,6 +19,7 @@ from pipeline.demo.documents import FAILURES, make_demo_documents
 from pipeline.media.sandbox import Probers
 from pipeline.runs import run
 from pipeline.stages import context
+from tests.costs import assert_costs
 from tests.media.pdf_files import Page, make_pdf, text_line
 from tests.media.sandboxed import open_hostile, ordering
 from tests.models.dual_folders import FAMILIES, save_dual
@@ -82,6 +83,10 @@ def test_every_page_is_indexed_or_quarantined_and_its_chunks_say_where_they_stan
     for query, (sentence, page) in zip(queries, sentences, strict=True):
         ranked = dict.fromkeys(pages[i] for i in np.argsort(-(ours @ query)))
         assert page in list(ranked)[:3], sentence
+    costs = assert_costs(Path(config.output) / summary["run_id"])
+    assert {row["modality"] for row in costs if row["pixels"]} == {"image", "page"}
+    # What a document was fetched for is of the first of its pages in a batch.
+    assert 0 < sum(row["bytes_fetched"] > 0 for row in costs) < len(costs)
 
 
 def test_documents_that_break_what_reads_them_cost_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from pipeline.media.probe import probe_media
 from pipeline.media.sampling import sample_plan
 from pipeline.runs.run_folder import find_run
 from pipeline.search import search
+from tests.costs import STAGES, assert_costs
 from tests.models.dual_folders import FAMILIES, save_dual
 from tests.without_ray import run_without_ray
 
@@ -172,6 +173,20 @@ def test_images_clips_and_texts_of_one_space_equal_the_whole_model(
     }
     assert summary["items_in"] == len(rows) == summary["items_written"] + summary["items_quarantined"]
     assert summary["quarantine"] == dict.fromkeys(codes.values(), 1)
+    costs = dict(zip((row["id"] for row in rows), assert_costs(Path(config.output) / summary["run_id"]), strict=True))
+    # A text is planned by both passes and embedded by one; a picture is encoded, and planned by both; the bad one is
+    # out when it is planned.
+    for name, stages in (
+        ("text-a", ("plan", "prompt", "answer", "publish")),
+        (drawn[0]["id"], ("plan", "decode", "encode", "prompt", "publish")),
+        ("bad", ("plan", "prompt", "publish")),
+    ):
+        taken = [stage for stage in STAGES if costs[name][f"{stage}_seconds"] is not None]
+        assert taken == list(stages), name
+        assert [s for s in STAGES if costs[name][f"{s}_wait_seconds"] is not None] == taken[1:]
+    # Texts and media share processors by what each took: the longest of three texts in a batch most of it.
+    assert costs["text-b"]["cpu_seconds"] > costs["text-a"]["cpu_seconds"] > costs["text-c"]["cpu_seconds"]
+    assert costs["bad"]["bytes_fetched"] == bad.stat().st_size
 
 
 def test_a_second_run_takes_the_vectors_of_media_from_the_store(tmp_path: Path, demo_media: Path) -> None:

@@ -21,6 +21,7 @@ from pipeline.models.location import resolve_model
 from pipeline.runs.run_folder import find_run
 from pipeline.search import search
 from pipeline.stages.dry_run import dry_run
+from tests.costs import assert_costs
 from tests.foretold import run_as_foretold
 from tests.without_ray import run_without_ray
 
@@ -52,6 +53,11 @@ def configured(folder: Path, rows: list[dict[str, Any]], **changes: Any) -> Conf
         "store": {"path": str(folder / "store")},
     }
     return parse_config({**raw, **changes})
+
+
+def pixels_of(path: str) -> int:
+    with Image.open(path) as image:
+        return image.width * image.height
 
 
 def rows_of(config: Config, summary: dict[str, Any]) -> list[dict[str, Any]]:
@@ -102,6 +108,9 @@ def test_vectors_equal_the_whole_model_on_pixels(tmp_path: Path, images: list[st
         "gone": "not_found",
     }
     assert (summary["items_written"], summary["items_quarantined"], summary["encodes"]) == (6, 2, 3)
+    costs = dict(zip((row["id"] for row in rows), assert_costs(Path(config.output) / summary["run_id"]), strict=True))
+    assert (costs["both"]["frames"], costs["text"]["frames"]) == (2, None)
+    assert costs["both"]["pixels"] == sum(map(pixels_of, images[:2]))
     [media, texts] = search(find_run(config.output), "red", limit=2)
     assert texts.hits[0].item_id == "short" and texts.hits[0].score > 0.9999 and len(media.hits) == 2
 

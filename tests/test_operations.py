@@ -24,6 +24,7 @@ from pipeline.runs.lock import current_holder, run_lock
 from pipeline.runs.run_folder import find_run
 from pipeline.runs.status import PassStatus, run_status, status_text
 from pipeline.storage import Folder
+from tests.costs import assert_sums, assert_times, read_costs
 from tests.without_ray import run_without_ray
 
 WORDS = ("wheel", "water", "mill", "stone", "river")
@@ -99,6 +100,20 @@ def test_a_run_that_was_cut_off_says_how_far_it_is(tmp_path: Path, monkeypatch: 
 
     told = CliRunner().invoke(app, ["status", str(tmp_path / "output"), "--json"])
     assert told.exit_code == 0 and json.loads(told.stdout)["passes"]["pool"] == {"windows": 3, "items": 20}
+
+    # What it cost, in both starts; at a price of 1 a CPU second the page has the same number under `price`.
+    summary, costs = read_costs(Path(run.path))
+    assert_times(costs)
+    assert_sums(costs, summary)
+    assert json.loads(told.stdout)["cpu_seconds"] == pytest.approx(summary["cpu_seconds"])
+    assert set(summary["cpu_seconds"]) == {"plan", "tokenize", "pool"} and summary["accelerator_seconds"] == {}
+    assert CliRunner().invoke(app, ["report", run.url, "--core-hour", "3600"]).exit_code == 0
+    most = max(costs, key=lambda row: row["cpu_seconds"])
+    written = page.read_text()
+    assert f"<td>{sum(row['cpu_seconds'] for row in costs):,.4g}</td></tr>\n</table>" in written
+    [dearest, *_] = written[written.index("The dearest items") :].split("<tr><td>")[1:]
+    assert dearest.startswith(f"{rows[most['item_index']]['id']}</td><td>text</td><td></td>")
+    assert f"<td>{most['cpu_seconds']:,.4g}</td></tr>" in dearest
     refused = CliRunner().invoke(app, ["status", str(tmp_path)])
     assert refused.exit_code == ConfigError.exit_code and "neither a run nor" in refused.stderr
 

@@ -16,6 +16,7 @@ from sentence_transformers import CrossEncoder
 
 from pipeline.config import parse_config
 from pipeline.errors import ConfigError
+from tests.costs import assert_costs
 from tests.foretold import run_as_foretold
 from tests.models.text_folders import bert, save_plain
 from tests.without_ray import run_without_ray
@@ -68,6 +69,11 @@ def test_every_score_is_the_cross_encoders_own_and_in_its_place(tmp_path: Path, 
     codes = {row["id"]: row["code"] for row in table.to_pylist() if row["code"]}
     assert codes == {"no documents": "not_a_request", "too wide": "too_many_documents"}
     assert summary["items_written"] == 7 and summary["items_quarantined"] == 2
+    # An item with documents was answered after it was planned; one without has been planned alone. Each of a batch's
+    # pairs has its share: 40 documents cost more than one.
+    costs = dict(zip((row["id"] for row in rows), assert_costs(tmp_path / "output" / summary["run_id"]), strict=True))
+    assert {id_ for id_, cost in costs.items() if cost["answer_seconds"] is None} == {"q2", "no documents", "too wide"}
+    assert costs["q1"]["cpu_seconds"] > costs["q3"]["cpu_seconds"]
 
 
 def test_a_request_above_the_limit_can_be_cut_to_it(tmp_path: Path, model: Path) -> None:

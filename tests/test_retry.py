@@ -18,6 +18,7 @@ from pipeline.errors import ConfigError, InterruptedRunError, QuarantineLimitErr
 from pipeline.runs import retried
 from pipeline.sinks.registry import open_sink
 from pipeline.storage import Folder
+from tests.costs import assert_costs, assert_sums, assert_times, cpu_seconds_of_this_tree, read_costs
 from tests.without_ray import run_without_ray
 
 
@@ -67,9 +68,20 @@ def table(folder: Folder, name: str = "") -> pa.Table:
 def test_a_retried_run_is_one_that_had_all_from_the_start(
     tmp_path: Path, rows: list[dict[str, Any]], demo_media: Path
 ) -> None:
+    before = cpu_seconds_of_this_tree()
     first = flow.run(config(tmp_path, rows, "output"))
+    used = cpu_seconds_of_this_tree() - before
     assert first["items_quarantined"] == 3
     run = Folder(f"{tmp_path}/output/{first['run_id']}")
+    # All of it but what is not of items: loading models, listing, publishing, the page with its pictures.
+    costs = assert_costs(Path(run.path))
+    print(f"{sum(row['cpu_seconds'] for row in costs):.2f} CPU seconds of items, {used:.2f} of the processes")
+    assert 0.3 * used < sum(row["cpu_seconds"] for row in costs) < used
+    for row in costs:
+        if row["decode_seconds"] is not None and row["media_decode_ms"]:
+            # By other clocks: an item's own decoding lies within its batch's, the tower's time within encoding.
+            assert row["media_fetch_ms"] + row["media_decode_ms"] < 1e3 * row["decode_seconds"] + 1
+            assert (row["vision_encode_ms"] or 0.0) < 1e3 * row["encode_seconds"] + 1
     kept = {path.name: path.stat().st_mtime_ns for path in Path(run.path).glob("part-*.parquet")}
 
     # Its page shows what came out, and what did not: small pictures inside, the reasons beside them.
@@ -105,7 +117,12 @@ def test_a_retried_run_is_one_that_had_all_from_the_start(
     fresh = flow.run(config(tmp_path, rows, "fresh"))
     other = Folder(f"{tmp_path}/fresh/{fresh['run_id']}")
     assert table(run).equals(table(other))
-    assert table(run, "timings")["item_index"].to_pylist() == list(range(20))
+    # What each attempt took stays counted, by item as by run.
+    summary, retried_costs = read_costs(Path(run.path))
+    assert_times(retried_costs)
+    assert_sums(retried_costs, summary)
+    for number, (row, once) in enumerate(zip(retried_costs, costs, strict=True)):
+        assert row["cpu_seconds"] > once["cpu_seconds"] if number in (1, 5, 9) else row == once
     assert run_retry(run, ()) is None
 
 
@@ -147,6 +164,7 @@ def test_a_retry_that_is_cut_off_goes_on(
     summary = run_retry(run, {"no such code"})
     assert summary is not None and summary["items_written"] == 20
     assert summary["encodes"] == first["encodes"] + 3  # counted once
+    assert_sums(read_costs(Path(run.path))[1], summary)  # of the second window, too, whose timings were there
 
 
 def test_what_is_still_out_ends_as_a_run_does(tmp_path: Path, rows: list[dict[str, Any]]) -> None:

@@ -19,6 +19,7 @@ from pipeline.errors import ConfigError
 from pipeline.media.decode import decode_media
 from pipeline.media.probe import probe_media
 from pipeline.media.sampling import sample_plan
+from tests.costs import assert_costs
 from tests.foretold import run_as_foretold
 from tests.media.pdf_files import Page, make_pdf
 from tests.models.classifier_folders import CLASSIFIERS, save_classifier, vit
@@ -117,6 +118,7 @@ def test_scores_of_images_are_those_of_transformers_pipeline(
     assert (described["model"], described["labels"]) == (str(model), theirs.labels)
     assert described["contract"]["output"] == {"shape": "scores", "dimensions": None}
     assert summary["items_written"] == summary["encodes"] == summary["images_decoded"] == len(rows)
+    assert_costs(Path(config.output) / summary["run_id"])
 
 
 @pytest.mark.parametrize("rule", ["mean", "max"])

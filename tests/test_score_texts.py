@@ -16,6 +16,7 @@ import transformers as hf
 
 from pipeline import flow
 from pipeline.config import Config, parse_config
+from tests.costs import assert_costs
 from tests.foretold import run_as_foretold
 from tests.models.text_folders import TEXTS, bert, byte_pairs, change_json, qwen2, save_plain
 from tests.without_ray import run_without_ray
@@ -73,6 +74,7 @@ def test_a_classifiers_scores_are_those_of_transformers_pipeline(
         assert row["label"] == (found[0]["label"] if num_labels > 1 else None)
         assert row["tokens"] is None and row["status"] == "ok"
     assert summary["texts_scored"] == summary["items_written"] == len(TEXTS)
+    assert_costs(tmp_path / "output" / summary["run_id"])
     described = json.loads(table.schema.metadata[b"headrace.scores"])
     assert described["labels"] == list(names.values())
     assert described["contract"]["truncation"] == {"side": "right", "max_tokens": 64}

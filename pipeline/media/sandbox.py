@@ -84,6 +84,11 @@ class Probers:
         with self._one() as sandbox:
             return sandbox.page_text(data, page)
 
+    @property
+    def children(self) -> list[int]:
+        """As `Sandbox.children`, of all."""
+        return [pid for sandbox in self._sandboxes for pid in sandbox.children]
+
     def close(self) -> None:
         """End the children. What is read next starts others."""
         for sandbox in self._sandboxes:
@@ -153,6 +158,12 @@ class Sandbox:
         """As `pipeline.media.document.page_text`, whose errors it raises, and those of `probe` (stage `decode`)."""
         name = f"page {page + 1}"
         return self._read(lambda child: child.page_text(data, page, self._item_seconds), "decode", name)
+
+    @property
+    def children(self) -> list[int]:
+        """The process id of the child, while there is one."""
+        child = self._child
+        return [] if child is None else [child.pid]
 
     def start(self) -> None:
         """Have a child now. Raises as `decode` does."""

@@ -200,6 +200,11 @@ class Child:
         except ProcessLookupError:
             return False
 
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
     def close(self) -> None:
         """Kill it, and wait until it is gone."""
         self._end()

@@ -82,6 +82,13 @@ class Prices:
     core_hour: float | None = None
     gb_month: float | None = None
 
+    def of_seconds(self, cpu_seconds: float, accelerator_seconds: float) -> float | None:
+        """What both cost together; None where neither has a price."""
+        if self.accelerator_hour is None and self.core_hour is None:
+            return None
+        cpu, accelerator = cpu_seconds * (self.core_hour or 0.0), accelerator_seconds * (self.accelerator_hour or 0.0)
+        return (cpu + accelerator) / 3600
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:

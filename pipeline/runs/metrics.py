@@ -79,6 +79,8 @@ ITEMS_IN = Metric("headrace_listed_items", "gauge", "Items of the run's listing"
 ITEMS = _counter("headrace_items_total", "Items whose rows are published", "status")
 QUARANTINED = _counter("headrace_quarantined_items_total", "Items in quarantine", "code")
 
+CPU_SECONDS = _counter("headrace_cpu_seconds_total", "Processor time of workers and their decoders", "stage")
+ACCELERATOR_SECONDS = _counter("headrace_accelerator_seconds_total", "Time that batches had an accelerator", "stage")
 _HITS = _counter("headrace_cache_hits_total", "What a cache had", "tier")
 _MISSES = _counter("headrace_cache_misses_total", "What a cache did not have, and was made", "tier")
 _FALLBACKS = _counter("headrace_cache_fallbacks_total", "What a cache listed and could not give", "tier")
@@ -125,7 +127,7 @@ _STATUS = {"items_written": "written", "items_quarantined": "quarantined", "item
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
-        *(STAGE_SECONDS, QUEUE_SECONDS, BUSY_SECONDS, WAITED_SECONDS, DEVICE_MEMORY),
+        *(STAGE_SECONDS, QUEUE_SECONDS, BUSY_SECONDS, WAITED_SECONDS, DEVICE_MEMORY, CPU_SECONDS, ACCELERATOR_SECONDS),
         *(BATCHES_PLANNED, BATCHES_DONE, ITEMS_IN, ITEMS, QUARANTINED),
         *(metric for exported in COUNTED.values() for metric, _ in exported),
     )
@@ -150,6 +152,10 @@ class RunMetrics:
             self._meter.record(BATCHES_DONE, 1, **{"pass": pass_name})
         for stage, seconds in receipt.seconds.items():
             self._meter.record(BUSY_SECONDS, seconds, stage=stage)
+        for stage, seconds in receipt.cpu_seconds.items():
+            self._meter.record(CPU_SECONDS, seconds, stage=stage)
+        for stage, seconds in receipt.accelerator_seconds.items():
+            self._meter.record(ACCELERATOR_SECONDS, seconds, stage=stage)
         for name, count in receipt.counts.items():
             for metric, labels in COUNTED.get(name, ()) if count else ():
                 self._meter.record(metric, count, **labels)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from pipeline.schema import Receipt
@@ -49,6 +49,8 @@ class Totals:
     counts: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     quarantine: dict[str, int] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    accelerator_seconds: dict[str, float] = field(default_factory=dict)
 
     def to_entry(self) -> dict[str, Any]:
         """The totals as a ledger entry."""
@@ -56,8 +58,8 @@ class Totals:
 
     @classmethod
     def from_entry(cls, entry: Mapping[str, Any]) -> Totals:
-        """The totals in a ledger entry, which may hold more."""
-        return cls(**{name: dict(entry[name]) for name in ("counts", "seconds", "quarantine")})
+        """The totals in a ledger entry, which may hold more, and less if an earlier version wrote it."""
+        return cls(**{each.name: dict(entry.get(each.name, {})) for each in fields(cls)})
 
 
 class ReceiptBook:
@@ -85,6 +87,16 @@ class ReceiptBook:
     def quarantine(self) -> dict[str, int]:
         """As `counts`: code → how many."""
         return dict(self._totals.quarantine)
+
+    @property
+    def cpu_seconds(self) -> dict[str, float]:
+        """As `counts`, by stage."""
+        return dict(self._totals.cpu_seconds)
+
+    @property
+    def accelerator_seconds(self) -> dict[str, float]:
+        """As `counts`, by stage."""
+        return dict(self._totals.accelerator_seconds)
 
     def add(self, receipt: Receipt) -> bool:
         """Take in a receipt; False when it was there already, or its window is settled."""
@@ -150,6 +162,12 @@ def _accumulate(totals: Totals, more: Receipt | Totals, sign: int = 1) -> None:
         totals.seconds[name] = totals.seconds.get(name, 0.0) + sign * seconds
     for code, count in more.quarantine.items():
         totals.quarantine[code] = totals.quarantine.get(code, 0) + sign * count
+    for sums, costs in (
+        (totals.cpu_seconds, more.cpu_seconds),
+        (totals.accelerator_seconds, more.accelerator_seconds),
+    ):
+        for stage, seconds in costs.items():
+            sums[stage] = sums.get(stage, 0.0) + sign * seconds
 
 
 @dataclass(kw_only=True, slots=True)

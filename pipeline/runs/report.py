@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from html import escape
 from typing import Any
 
+from pipeline.runs.costs import RunCosts, cost_rows, dearest_rows
 from pipeline.runs.timing_stats import Histogram, Timed, waited_longest
 from pipeline.storage import Folder
 
@@ -115,22 +116,23 @@ class Findings:
     """What a run's page shows besides its summary.
 
     `shown` are items that are ok and `failed` some of each code, `times` those of items by stage, kind and size,
-    `progress` pass → (seconds since the first window was finished, items finished by then), ascending.
+    `progress` pass → (seconds since the first window was finished, items finished by then), ascending, `costs` those of
+    items, of which timings of an earlier version have none.
     """
 
     shown: Sequence[Shown] = ()
     failed: Sequence[Shown] = ()
     times: Mapping[Timed, Histogram] = field(default_factory=dict)
     progress: Mapping[str, Sequence[tuple[float, int]]] = field(default_factory=dict)
+    costs: RunCosts = field(default_factory=RunCosts)
 
 
 def write_report(folder: Folder, summary: Mapping[str, Any], findings: Findings) -> None:
     """Publish `report.html`: `summary` as `build_summary` makes it, and what else was found."""
-    costs = summary.get("cpu_seconds") or {}
     told = (
         ("Fill and padding", _fill(summary)),
         ("What was there already", _tiers(summary)),
-        ("CPU seconds", _bars(costs) if isinstance(costs, Mapping) and costs else ""),
+        ("Cost", _cost(summary, findings.costs)),
     )
     sections = [
         section("Where the items went", _reconciliation(summary)),
@@ -322,6 +324,18 @@ def _tiers(summary: Mapping[str, Any]) -> str:
     if not rows:
         return ""
     return f'<div class="wide">{table(["", "found", "made anew", "found, share", "fell back"], rows)}</div>'
+
+
+def _cost(summary: Mapping[str, Any], costs: RunCosts) -> str:
+    """What items took by stage, by kind, and those that took most."""
+    said = ""
+    for name, label in (("cpu_seconds", "CPU seconds"), ("accelerator_seconds", "Accelerator seconds")):
+        if any(summary.get(name, {}).values()):
+            said += f"<p>{label}, by stage</p>\n{_bars(summary[name])}\n"
+    for label, (head, rows) in (("By kind", cost_rows(costs)), ("The dearest items", dearest_rows(costs))):
+        if rows:
+            said += f'<p>{label}</p>\n<div class="wide">{table(head, rows)}</div>\n'
+    return said
 
 
 def _milliseconds(value: float) -> str:

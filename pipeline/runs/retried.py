@@ -29,6 +29,7 @@ from pipeline.sinks.parquet import part_name, write_part, write_quarantine, writ
 from pipeline.storage import Folder
 
 _FOLDER = "_retry"
+_COSTS = ("cpu_seconds", "accelerator_seconds", "bytes_fetched")
 _ITEM_COUNTS = ("items_written", "items_quarantined", "items_skipped")
 
 
@@ -153,7 +154,8 @@ def _replace(
         write_quarantine(run, window.index, lost)
     else:
         run.remove(f"quarantine/{part_name(window.index)}")
-    took = _merged(_read(run, "timings", window), timings, window, items)
+    timed = _read(run, "timings", window)
+    took = _merged(timed, _with_costs(timings, timed), window, items)
     if took is not None:
         write_timings(run, window.index, took)
     write_part(run, window.index, part, part.schema)
@@ -194,6 +196,24 @@ def _with_attempts(letters: pa.Table, before: pa.Table) -> pa.Table:
     return letters.set_column(place, letters.schema.field(place), pa.array(counted, pa.int32()))
 
 
+def _with_costs(timings: pa.Table | None, before: pa.Table | None) -> pa.Table | None:
+    """Timings whose costs have in them those that they replace: what was spent is not got back.
+
+    Rows that are in their place already, put there before the retry was cut off, have it.
+    """
+    if timings is None or before is None or not {"wall_seconds", *_COSTS} <= set(before.column_names):
+        return timings
+    replaced = {row["item_index"]: row for row in before.select(["item_index", "wall_seconds", *_COSTS]).to_pylist()}
+    rows = timings.to_pylist()
+    for row in rows:
+        spent = replaced.get(row["item_index"])
+        if spent is None:
+            continue
+        again = spent["wall_seconds"] != row["wall_seconds"]
+        row.update({name: (row[name] if again else 0) + (spent[name] or 0) for name in _COSTS})
+    return pa.Table.from_pylist(rows, timings.schema)
+
+
 def _account(
     ledger: Ledger, answering: str, window: Window, part: pa.Table, number: int, costs: dict[str, Any]
 ) -> None:
@@ -212,4 +232,8 @@ def _account(
                 kind[name] = kind.get(name, 0) + costs[name]
         for stage in set(costs.get("seconds", {})) - set(SECONDS):
             entry["seconds"][stage] = entry["seconds"].get(stage, 0.0) + costs["seconds"][stage]
+        for kind in ("cpu_seconds", "accelerator_seconds"):
+            sums = entry.setdefault(kind, {})
+            for stage, seconds in costs.get(kind, {}).items():
+                sums[stage] = sums.get(stage, 0.0) + seconds
     ledger.replace(answering, window.index, entry)

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError
+from pipeline.planning.calibration import Prices
 from pipeline.planning.windows import plan_windows
+from pipeline.runs.costs import COST_COLUMNS, RunCosts, run_costs
 from pipeline.runs.gallery import choose_rows, with_pictures
 from pipeline.runs.ledger import Ledger
-from pipeline.runs.manifest import FROZEN_INDEX, read_frozen
+from pipeline.runs.manifest import FROZEN_INDEX, read_frozen, read_range
 from pipeline.runs.receipts import ReceiptBook
 from pipeline.runs.report import REPORT_NAME, Findings, write_report
 from pipeline.runs.run_folder import CONFIG_NAME, read_config
@@ -23,9 +25,10 @@ from pipeline.runs.timing_stats import stage_times
 from pipeline.storage import Folder
 
 _ITEMS = 24
+_NO_PRICES = Prices()
 
 
-def rewrite_run_page(run: Folder) -> str:
+def rewrite_run_page(run: Folder, prices: Prices) -> str:
     """Write `report.html` of a run in whatever state, from what is in its folder; returns where it is.
 
     Of a run that has not ended, numbers are those of its finished windows. Raises `ConfigError` before its items are
@@ -33,7 +36,7 @@ def rewrite_run_page(run: Folder) -> str:
     """
     if not run.exists(FROZEN_INDEX):
         raise ConfigError(f"{run.url}: the run's items are not listed yet; there is nothing to report")
-    write_run_page(run, run.read_json(SUMMARY_NAME) if run.exists(SUMMARY_NAME) else _summary_so_far(run))
+    write_run_page(run, run.read_json(SUMMARY_NAME) if run.exists(SUMMARY_NAME) else _summary_so_far(run), prices)
     return run.locate(REPORT_NAME)
 
 
@@ -58,11 +61,13 @@ def _summary_so_far(run: Folder) -> dict[str, Any]:
         store_peak_bytes=None,
         points={},
         sample_fraction=config.sample_fraction,
+        cpu_seconds=book.cpu_seconds,
+        accelerator_seconds=book.accelerator_seconds,
     )
     return {**summary, "items_in": read_frozen(run).num_items}
 
 
-def write_run_page(run: Folder, summary: Mapping[str, Any]) -> None:
+def write_run_page(run: Folder, summary: Mapping[str, Any], prices: Prices = _NO_PRICES) -> None:
     """Write `report.html` of a run, of those of its parts that are there; decodes a few dozen small pictures."""
     config = read_config(run)
     fine, failed = choose_rows(run, _ITEMS)
@@ -71,14 +76,25 @@ def write_run_page(run: Folder, summary: Mapping[str, Any]) -> None:
         failed=with_pictures(run, config, failed),
         times=stage_times(_timings(run)),
         progress=_progress(run),
+        costs=_costs(run, prices),
     )
     write_report(run, summary, findings)
 
 
-def _timings(run: Folder) -> Iterator[pa.Table]:
+def _timings(run: Folder, columns: Collection[str] | None = None) -> Iterator[pa.Table]:
+    """The timings of each window, of those `columns` that it has; all without any."""
     for name in run.list("timings", suffix=".parquet"):
         with run.open(f"timings/{name}") as file:
-            yield pq.read_table(file)
+            part = pq.ParquetFile(file)
+            known = part.schema_arrow.names
+            yield part.read(known if columns is None else [each for each in known if each in columns])
+
+
+def _costs(run: Folder, prices: Prices) -> RunCosts:
+    costs = run_costs(_timings(run, COST_COLUMNS), prices)
+    for item in costs.dearest:
+        item["id"] = read_range(run, item["item_index"], item["item_index"] + 1)[0].id
+    return costs
 
 
 def _progress(run: Folder) -> dict[str, list[tuple[float, int]]]:

@@ -10,7 +10,7 @@ from pipeline.planning.windows import plan_windows
 from pipeline.runs.ledger import Ledger
 from pipeline.runs.lock import current_holder
 from pipeline.runs.manifest import FROZEN_INDEX, read_frozen
-from pipeline.runs.receipts import PassName
+from pipeline.runs.receipts import PassName, ReceiptBook
 from pipeline.runs.run_folder import read_config
 from pipeline.runs.summary import SUMMARY_NAME
 from pipeline.storage import Folder
@@ -33,6 +33,7 @@ class RunStatus:
 
     `passes` has those that have finished a window; an item is finished when the last of its passes is. `counts` are of
     finished items alone: `items_written`, `items_quarantined`, `items_skipped`; `quarantine` is code → how many.
+    `cpu_seconds` and `accelerator_seconds` are what finished windows took, by stage.
     """
 
     run_id: str
@@ -45,6 +46,8 @@ class RunStatus:
     passes: dict[str, PassStatus] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
     quarantine: dict[str, int] = field(default_factory=dict)
+    cpu_seconds: dict[str, float] = field(default_factory=dict)
+    accelerator_seconds: dict[str, float] = field(default_factory=dict)
 
 
 def run_status(run: Folder) -> RunStatus:
@@ -70,6 +73,10 @@ def run_status(run: Folder) -> RunStatus:
         for entry in finished[name].values():
             counts.update(entry["items"].get("counts", {}))
             quarantine.update(entry["items"].get("quarantine", {}))
+    book = ReceiptBook()
+    for name in PASSES:
+        for window, entry in finished[name].items():
+            book.restore(name, window, entry)
     ended = run.exists(SUMMARY_NAME)
     return RunStatus(
         **about,
@@ -85,6 +92,8 @@ def run_status(run: Folder) -> RunStatus:
         },
         counts={name: counts[name] for name in ("items_written", "items_quarantined", "items_skipped")},
         quarantine=dict(quarantine.most_common()),
+        cpu_seconds=book.cpu_seconds,
+        accelerator_seconds=book.accelerator_seconds,
     )
 
 
@@ -102,6 +111,9 @@ def status_text(status: RunStatus) -> str:
     if any(status.counts.values()):
         told = ", ".join(f"{count:,} {name.removeprefix('items_')}" for name, count in status.counts.items())
         lines.append(f"finished     {told}")
+    if status.cpu_seconds:
+        cpu, accelerator = sum(status.cpu_seconds.values()), sum(status.accelerator_seconds.values())
+        lines.append(f"cost         {cpu:,.1f} CPU seconds, {accelerator:,.1f} accelerator seconds")
     lines += [f"quarantined  {count:,} {code}" for code, count in status.quarantine.items()]
     if status.state == "interrupted":
         lines.append("to resume    start the same command again")

@@ -81,11 +81,14 @@ def build_summary(
     points: Mapping[str, int],
     stage_seconds: Mapping[str, float] | None = None,
     sample_fraction: float | None = None,
+    cpu_seconds: Mapping[str, float] | None = None,
+    accelerator_seconds: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """The summary as DESIGN.md names its fields. `counts` are those of the receipts, by these names; absent is 0.
 
     `store_peak_bytes` is None when the store was not looked at. `points` are those that vector stores hold, by table.
     `stage_seconds` are those that a calibration foretold, None without one; `sample_fraction` is None for all items.
+    `cpu_seconds` and `accelerator_seconds` are those of items, by stage: what receipts say.
     Its `sandbox` counts media that a decoder had, by what kept it in; its `fallback_shards` what the catalogue listed
     and was encoded again, by shard and the shard's condition; its `forecast` has what written plans came to beside what
     was found.
@@ -120,6 +123,8 @@ def build_summary(
             if name.startswith(FALLBACK_COUNT)
         },
         "sample_fraction": sample_fraction,
+        "cpu_seconds": dict(cpu_seconds or {}),
+        "accelerator_seconds": dict(accelerator_seconds or {}),
     }
 
 

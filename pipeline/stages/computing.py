@@ -19,6 +19,7 @@ from pipeline.schema import Receipt
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import write_outcome
 from pipeline.stages.rows import receipt_table
+from pipeline.stages.spending import CpuClock, batch_spent, on_accelerator
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -144,6 +145,8 @@ class TextBatches(ABC):
     def __init__(self, context: StageContext, device: str) -> None:
         compute_alone(device)
         self.context = context
+        self.device = device
+        self.clock = CpuClock()
         self._least_tokens = RUN_TOKENS[device]
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
@@ -162,7 +165,8 @@ class TextBatches(ABC):
         """An item's row of the outcome; `share_ms` is its share of the batch's time."""
 
     def _done(self, batch: dict[str, Any]) -> Receipt:
-        started = time.perf_counter()
+        started_at, started = time.time(), time.perf_counter()
+        self.clock.take()
         items = batch["items"]
         lengths = [len(item["input_ids"]) for item in items]
         splits = {"oom_splits": 0}
@@ -172,6 +176,7 @@ class TextBatches(ABC):
             results += in_halves(self._work, items[run], splits)
             padded += sum(max(lengths[run]) - length for length in lengths[run])
         seconds = time.perf_counter() - started
+        cpu, used = self.clock.take(), on_accelerator(self.device, seconds)
         receipt = Receipt(
             stage="pool",
             window=batch["window"],
@@ -184,10 +189,16 @@ class TextBatches(ABC):
                 **splits,
             },
             seconds={self.timed: seconds},
+            cpu_seconds={"pool": cpu},
+            accelerator_seconds={"pool": used} if used else {},
         )
         tell_stages(self.context, receipt.seconds, "text")
         tell_memory(self.context, "pool")
         share_ms = 1e3 * seconds / len(items)
-        rows = [self._row(item, result, share_ms) for item, result in zip(items, results, strict=True)]
+        spent = batch_spent(started_at, cpu, used, lengths)
+        rows = [
+            {**self._row(item, result, share_ms), **own}
+            for item, result, own in zip(items, results, spent, strict=True)
+        ]
         write_outcome(self.context.folder, receipt, rows, self.outcome)
         return receipt

@@ -33,6 +33,7 @@ from pipeline.stages.identity import (
 )
 from pipeline.stages.kept_frames import KeptFrames
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, batch_table
+from pipeline.stages.spending import CpuClock, shares
 
 # Decoded together: in the sandbox, JPEGs of a megapixel took 17 % more processor time one by one.
 _GROUP_ITEMS = 8
@@ -58,6 +59,7 @@ class DecodeBatches:
             return self._decode(row)
 
     def _decode(self, row: pa.Table) -> pa.Table:
+        started_at, clock = time.time(), CpuClock(self._children)
         [batch] = row.drop_columns("pixels").to_pylist()
         planned = [PlannedMedia.from_row(item) for item in batch["items"]]
         counter, kept = FetchCounter(), KeptFrames(self.context)
@@ -65,18 +67,27 @@ class DecodeBatches:
         decoded: list[DecodedMedia] = []
         filled = 0
         for group in _groups(self._fetch_each(planned, counter, kept)):
+            before = counter.bytes_fetched
             outcomes = iter(self._outcomes([each for each in group if isinstance(each, _Fetched)], counter))
+            read = counter.bytes_fetched - before  # of the one that is read by range: nothing is decoded with it
             for each in group:
-                done, frames = _done(each, next(outcomes)) if isinstance(each, _Fetched) else each
+                if isinstance(each, _Fetched):
+                    each = dataclasses.replace(each, bytes_fetched=each.bytes_fetched + read)
+                    done, frames = _done(each, next(outcomes))
+                else:
+                    done, frames = each
                 decoded.append(done)
                 if frames is not None:
                     stop = filled + math.prod(done.planned.frames_shape)
                     pixels[filled:stop].reshape(done.planned.frames_shape)[:] = frames
                     filled = stop
         kept.close()
-        batch["items"] = [each.to_row() for each in decoded]
+        cpu = shares(clock.take(), [each.fetch_ms + each.decode_ms for each in decoded])
+        batch["items"] = [
+            dataclasses.replace(each, cpu_seconds=own).to_row() for each, own in zip(decoded, cpu, strict=True)
+        ]
         batch.update(fetches=counter.fetches, bytes_fetched=counter.bytes_fetched, fetch_retries=counter.retries)
-        batch["decoded_at"] = time.time()
+        batch.update(decode_started_at=started_at, decoded_at=time.time())
         batch.update(frames_bytes_read=kept.bytes_read, frames_fallbacks=kept.fallbacks)
         batch["sandbox"] = OFF if self.context.sandbox is None else self.context.sandbox.level
         return batch_table([batch], pixels[:filled])
@@ -86,9 +97,15 @@ class DecodeBatches:
     ) -> Iterator[_Fetched | _Done]:
         sources = SharedSources(self.context.config.source_policy())
         for item in planned:
+            before = counter.bytes_fetched
             with log_ids(item_index=item.item_index):
                 fetched = self._fetch_one(item, counter, sources, kept)
-            yield fetched
+            read = counter.bytes_fetched - before
+            if isinstance(fetched, _Fetched):
+                yield dataclasses.replace(fetched, bytes_fetched=read)
+            else:
+                done, frames = fetched
+                yield dataclasses.replace(done, bytes_fetched=read), frames
 
     def _fetch_one(
         self, item: PlannedMedia, counter: FetchCounter, sources: SharedSources, kept: KeptFrames
@@ -97,6 +114,9 @@ class DecodeBatches:
             return self._kept(item, kept, time.perf_counter()) or self._fetch(item, counter, sources, kept)
         except ItemError as error:
             return DecodedMedia(planned=item, failure=_failure(error)), None
+
+    def _children(self) -> list[int]:
+        return [] if self.context.sandbox is None else self.context.sandbox.children
 
     def _kept(self, item: PlannedMedia, kept: KeptFrames, started: float) -> _Done | None:
         """The frames that the store has of `item`, where it is said to have them."""
@@ -195,6 +215,7 @@ class _Fetched:
     planned: PlannedMedia
     data: bytes | None
     fetch_ms: float
+    bytes_fetched: int = 0
 
 
 def _groups(items: Iterable[_Fetched | _Done]) -> Iterator[list[_Fetched | _Done]]:
@@ -216,16 +237,16 @@ def _groups(items: Iterable[_Fetched | _Done]) -> Iterator[list[_Fetched | _Done
 
 def _done(fetched: _Fetched, outcome: Outcome) -> _Done:
     result, cropped_size = outcome.result, fetched.planned.geometry.cropped_size
-    if isinstance(result, ItemError):
-        return DecodedMedia(planned=fetched.planned, failure=_failure(result)), None
-    frames = result.pixels if cropped_size is None else crop_frames(result.pixels, cropped_size)
     done = DecodedMedia(
         planned=fetched.planned,
-        shown=result.pts_seconds,
         fetch_ms=fetched.fetch_ms,
         decode_ms=1e3 * outcome.seconds,
+        bytes_fetched=fetched.bytes_fetched,
     )
-    return done, frames
+    if isinstance(result, ItemError):
+        return dataclasses.replace(done, failure=_failure(result)), None
+    frames = result.pixels if cropped_size is None else crop_frames(result.pixels, cropped_size)
+    return dataclasses.replace(done, shown=result.pts_seconds), frames
 
 
 def _failure(error: ItemError) -> ItemFailure:

@@ -36,10 +36,8 @@ class EmbedPrompts(PromptBatches):
             "feature_transfer_ms": 1e3 * seconds["feature_transfer"],
             "llm_prefill_ms": 1e3 * seconds.get("llm_prefill", 0.0),
         }
-        rows = [
-            *fetched.failed,
-            *({"item_index": index, "vector": vector, **times} for index, vector in zip(ready, vectors, strict=True)),
-        ]
+        embedded = [{"item_index": i, "vector": vector, **times} for i, vector in zip(ready, vectors, strict=True)]
+        rows, cpu, used = self._spent(fetched, [*fetched.failed, *embedded], seconds)
         receipt = Receipt(
             stage="generate",
             window=batch["window"],
@@ -53,6 +51,8 @@ class EmbedPrompts(PromptBatches):
             },
             seconds=seconds,
             quarantine=count_codes(row.get("code") for row in rows),
+            cpu_seconds=cpu,
+            accelerator_seconds=used,
         )
 
         def put_away() -> Receipt:

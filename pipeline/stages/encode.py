@@ -29,6 +29,7 @@ from pipeline.stages.context import StageContext
 from pipeline.stages.kept_frames import FrameKeeper
 from pipeline.stages.outcomes import ENCODE_OUTCOME, count_codes, write_outcome
 from pipeline.stages.rows import DecodedMedia, PlannedMedia, flat_frames, receipt_table
+from pipeline.stages.spending import CpuClock, batch_spent, on_accelerator
 
 if TYPE_CHECKING:
     from pipeline.models.embedder import FrameEncoder, FrameVectors, VectorBatch
@@ -59,17 +60,21 @@ class EncodeBatches:
     def __init__(self, context: StageContext, device: str) -> None:
         compute_alone(device)
         self.context = context
+        self.device = device
         self.encoder = _load_encoder(context, device)
         self.writer = context.store_writer()
         store = context.frame_store
         self.keeper = None if store is None else FrameKeeper(store, context.identity)
         self.room = Room()
+        self.clock = CpuClock()
         self.committer = ThreadPoolExecutor(1, thread_name_prefix="commit")
         # A CPU worker has one core, and nothing to wait for.
         self.stager = None if device == "cpu" else ThreadPoolExecutor(1, thread_name_prefix="stage")
 
     def __call__(self, batches: pa.Table) -> Iterator[pa.Table]:
         """One table of one receipt for each row, in order."""
+        # Read when a batch is committed, so that it has what is already done for the next, which has as much for it.
+        self.clock.take()
         waiting: Future[Receipt] | None = None
         rows = [batches.slice(index, 1) for index in range(batches.num_rows)]
         for staged in one_ahead(self._stage, rows, self.stager):
@@ -157,12 +162,25 @@ class EncodeBatches:
             "mm_processor_ms": 1e3 * seconds.get("mm_processor", 0.0),
             "vision_encode_ms": 1e3 * seconds.get("vision_encode", 0.0),
         }
-        rows = [_outcome(item, keys.get(item.planned.position), shard, times) for item in staged.items]
+        cpu = self.clock.take()
+        used = on_accelerator(self.device, *(seconds.get(name, 0.0) for name in ("mm_processor", "vision_encode")))
+        tokens = [item.planned.shaped.tokens if item.has_pixels else 0 for item in staged.items]
+        spent = batch_spent(staged.started, cpu, used, tokens)
+        rows = [
+            {
+                **_outcome(item, keys.get(item.planned.position), shard, times),
+                **_decode_spent(item, staged.batch),
+                **own,
+            }
+            for item, own in zip(staged.items, spent, strict=True)
+        ]
         receipt = replace(
             receipt,
             shard=shard,
             counts={**receipt.counts, "store_bytes": self.writer.put_bytes - before},
             seconds={**receipt.seconds, "commit": time.perf_counter() - started},
+            cpu_seconds={"decode": sum(item.cpu_seconds for item in staged.items), "encode": cpu},
+            accelerator_seconds={"encode": used} if used else {},
         )
         write_outcome(self.context.folder, receipt, rows, ENCODE_OUTCOME)
         self._tell(staged, receipt)
@@ -250,6 +268,8 @@ def _decoded(row: dict[str, Any]) -> DecodedMedia:
         failure=ItemFailure(**row["failure"]) if row["failure"] else None,
         fetch_ms=row["fetch_ms"],
         decode_ms=row["decode_ms"],
+        bytes_fetched=row["bytes_fetched"],
+        cpu_seconds=row["cpu_seconds"],
     )
 
 
@@ -279,6 +299,15 @@ def _counts(staged: _Staged, budget: BatchBudget, oom_splits: int) -> dict[str, 
         "computed_tokens": computed,
         "padded_tokens": padded,
         "oom_splits": oom_splits,
+    }
+
+
+def _decode_spent(item: DecodedMedia, batch: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "decode_started_at": batch["decode_started_at"],
+        "decode_seconds": batch["decoded_at"] - batch["decode_started_at"],
+        "decode_cpu_seconds": item.cpu_seconds,
+        "bytes_fetched": item.bytes_fetched,
     }
 
 

@@ -15,8 +15,11 @@ from pipeline.planning.windows import Window
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_plan import WindowPlan, load_plan, plan_name
 from pipeline.stages.outcomes import ENCODE_OUTCOME, read_outcomes
+from pipeline.stages.spending import SPENT
 
 ENCODE_TIMES = [name for name in ENCODE_OUTCOME.names if name.endswith("_ms")]
+_STEPS = ("decode_started_at", "decode_seconds", "started_at", "seconds")
+_SPENT = ("decode_started_at", "decode_seconds", "decode_cpu_seconds", "bytes_fetched", *(name for name, _ in SPENT))
 ENCODED_SCHEMA = pa.schema(
     [
         ("item_index", pa.int64()),
@@ -30,6 +33,7 @@ ENCODED_SCHEMA = pa.schema(
         ("code", pa.string()),
         ("message", pa.string()),
         *((name, pa.float64()) for name in ENCODE_TIMES),
+        *(ENCODE_OUTCOME.field(name) for name in _SPENT),
     ]
 )
 
@@ -126,7 +130,9 @@ def _encoded_rows(context: StageContext, plan: WindowPlan) -> tuple[list[dict[st
         same = plan.same_as.get(media.position)
         outcome = outcomes[media.position if same is None else same]
         taken = {name: outcome[name] for name in ("key", "shard", "stage", "code", "message")}
-        times = {name: outcome[name] for name in ENCODE_TIMES} if same is None else {}
+        # What another of the window stands for was not there before it.
+        own = (*ENCODE_TIMES, *_SPENT) if same is None else _STEPS
+        times = {name: outcome[name] for name in own}
         rows.append({**base, **taken, **times, "reused": same is not None})
         if outcome["code"] is None:
             contents[media.position] = outcome["content"]

@@ -49,6 +49,7 @@ from pipeline.stages.identity import (
 from pipeline.stages.kept_frames import with_known_frames
 from pipeline.stages.outcomes import count_codes, encode_batch_receipts, failure_row
 from pipeline.stages.rows import PlannedMedia, batch_table, receipt_row
+from pipeline.stages.spending import Spending
 from pipeline.storage import Folder
 
 _PLANS = "_run/plans"
@@ -82,7 +83,7 @@ class WindowPlan:
     known at that moment; `same_as` position → the position that is encoded in its place; `batches` positions with
     their digest; `failures` rows of items that are out (`item_index, media_index, stage, code, message`); `carried`
     items that are unchanged since the run that this one goes on from; `learnt` those hits whose source the store does
-    not know yet, or as another's.
+    not know yet, or as another's. `spent` is as `Spending.spent` says it.
     """
 
     window: Window
@@ -94,6 +95,7 @@ class WindowPlan:
     receipt: Receipt
     carried: dict[int, Place] = field(default_factory=dict)
     learnt: list[int] = field(default_factory=list)
+    spent: dict[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """As it is written down; inline bytes stay in the manifest."""
@@ -110,6 +112,7 @@ class WindowPlan:
             "receipt": receipt_to_json(self.receipt),
             "carried": {str(item): [place.window, place.row] for item, place in self.carried.items()},
             "learnt": self.learnt,
+            "spent": self.spent,
         }
 
     @classmethod
@@ -128,6 +131,7 @@ class WindowPlan:
             receipt=receipt_from_json(value["receipt"]),
             carried={int(item): Place(window=w, row=r) for item, (w, r) in value.get("carried", {}).items()},
             learnt=value.get("learnt", []),
+            spent=value.get("spent", {}),
         )
 
 
@@ -224,6 +228,7 @@ class _WindowPlanner:
         self.known: dict[str, SourceEntry] = {}
 
     def plan(self) -> WindowPlan:
+        spending = Spending(self._children)
         started = time.perf_counter()
         requests = read_range(self.context.folder, self.window.start, self.window.stop)
         candidates = [candidate for request in requests for candidate in self._candidates(request)]
@@ -249,6 +254,10 @@ class _WindowPlanner:
             **{FALLBACK_COUNT + shard: count for shard, count in self.fallbacks.items()},
             **forecast_counts(planned_encode_work(self.context, batches, media)),
         }
+        bytes_fetched = Counter[int]()
+        for candidate in candidates:
+            bytes_fetched[candidate.request.item_index] += candidate.counter.bytes_fetched
+        spent = spending.spent(bytes_fetched)
         receipt = Receipt(
             stage="plan",
             window=self.window.index,
@@ -257,6 +266,7 @@ class _WindowPlanner:
             counts=counts,
             seconds={"probe": probed - started, "plan": time.perf_counter() - probed},
             quarantine=count_codes(failure["code"] for failure in self.failures),
+            cpu_seconds={"plan": spent["cpu_seconds"]},
         )
         return WindowPlan(
             window=self.window,
@@ -268,7 +278,12 @@ class _WindowPlanner:
             receipt=receipt,
             carried=carried,
             learnt=[m.position for m in media if m.position in hits and self._is_news(m)],
+            spent=spent,
         )
+
+    def _children(self) -> list[int]:
+        probers = self.context.probers
+        return [] if probers is None else probers.children
 
     def _candidates(self, request: Request) -> list[_Candidate]:
         try:

@@ -21,17 +21,20 @@ from pipeline.stages.computing import Room, compute_alone, in_halves, tell_memor
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import GENERATE_OUTCOME, count_codes, write_outcome
 from pipeline.stages.rows import receipt_table
+from pipeline.stages.spending import CpuClock, batch_spent, on_accelerator
 
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fetched:
-    """A batch's items by index, rows of those that failed already, and how long reading took."""
+    """A batch's items by index, rows of those that failed already, and how long reading took from when on (seconds
+    since the epoch)."""
 
     ready: dict[int, PromptedItem]
     failed: list[dict[str, Any]]
     seconds: float
+    started_at: float
 
 
 class PromptBatches(ABC):
@@ -40,6 +43,8 @@ class PromptBatches(ABC):
     def __init__(self, context: StageContext, device: str) -> None:
         compute_alone(device)
         self.context = context
+        self.device = device
+        self.clock = CpuClock()
         self.room = Room()
         self.media_token_ids = set(context.facts.media_token_ids)
         # Only what waits for the network runs beside the model: a thread that computes takes the interpreter from it.
@@ -54,6 +59,7 @@ class PromptBatches(ABC):
         the one before it go to a remote output.
         """
         rows = batches.to_pylist()
+        self.clock.take()
         if self.bringer is not None:
             shards = {media["shard"]: None for row in rows for item in row["items"] for media in item["media"]}
             self.bringer.submit(self.context.store.bring, list(shards))
@@ -77,7 +83,7 @@ class PromptBatches(ABC):
 
     def _fetch(self, batch: dict[str, Any]) -> Fetched:
         """Items with their records, and rows of those whose placeholders and features do not match."""
-        started = time.perf_counter()
+        started_at, started = time.time(), time.perf_counter()
         ready: dict[int, PromptedItem] = {}
         failed: list[dict[str, Any]] = []
         locations = [(media["shard"], media["key"]) for item in batch["items"] for media in item["media"]]
@@ -96,7 +102,26 @@ class PromptBatches(ABC):
                 ready[item["item_index"]] = prompted
             else:
                 failed.append({"item_index": item["item_index"], **dataclasses.asdict(failure)})
-        return Fetched(ready=ready, failed=failed, seconds=time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        return Fetched(ready=ready, failed=failed, seconds=seconds, started_at=started_at)
+
+    def _spent(
+        self, fetched: Fetched, rows: list[dict[str, Any]], seconds: dict[str, float]
+    ) -> tuple[list[dict[str, Any]], dict[str, float], dict[str, float]]:
+        """`rows` with what was spent on each, by tokens; the receipt's `cpu_seconds` and `accelerator_seconds`.
+
+        To be asked once the work is done.
+        """
+        cpu = self.clock.take()
+        used = on_accelerator(self.device, *(seconds.get(name, 0.0) for name in ("llm_prefill", "llm_decode")))
+        tokens = [(row.get("generated_tokens") or 0) + self._prompt_tokens(fetched, row) for row in rows]
+        spent = batch_spent(fetched.started_at, cpu, used, tokens)
+        told = [{**row, **own} for row, own in zip(rows, spent, strict=True)]
+        return told, {"generate": cpu}, {"generate": used} if used else {}
+
+    def _prompt_tokens(self, fetched: Fetched, row: dict[str, Any]) -> int:
+        item = fetched.ready.get(row["item_index"])
+        return 0 if item is None else len(item.input_ids)
 
     def _tell(self, fetched: Fetched, seconds: dict[str, float]) -> None:
         """The meter; prompts of one batch may have media of several kinds."""
@@ -159,7 +184,7 @@ class GenerateBatches(PromptBatches):
         counts = {**_counts(ready, answers), **spent}
         times = _times(seconds, queued, len(ready), counts["generated_tokens"])
         answered = [_row(index, item, text, times) for (index, item), text in zip(ready.items(), answers, strict=True)]
-        rows = [*fetched.failed, *answered]
+        rows, cpu, used = self._spent(fetched, [*fetched.failed, *answered], seconds)
         receipt = Receipt(
             stage="generate",
             window=batch["window"],
@@ -168,6 +193,8 @@ class GenerateBatches(PromptBatches):
             counts=counts,
             seconds=seconds,
             quarantine=count_codes(row.get("code") for row in rows),
+            cpu_seconds=cpu,
+            accelerator_seconds=used,
         )
 
         def put_away() -> Receipt:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-import pyarrow as pa
-
 from pipeline.planning.windows import Window
 from pipeline.runs.manifest import read_range
 from pipeline.schema import Request
@@ -15,16 +13,10 @@ from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODED_SCHEMA, read_encoded
 from pipeline.stages.outcomes import GENERATE_OUTCOME, read_outcomes
 from pipeline.stages.prompt import prompt_plan_name
-from pipeline.stages.publish import TIMED_ITEM, publish_window, reused_items, summed_times, timed_item
+from pipeline.stages.publish import Passed, publish_window, reused_items, summed_times, timed_item
 
 _ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
 _GENERATE_TIMES = [name for name in GENERATE_OUTCOME.names if name.endswith("_ms")]
-_TIMINGS_SCHEMA = pa.schema(
-    [
-        *TIMED_ITEM,
-        *((name, pa.float64()) for name in [*_ENCODE_TIMES, *_GENERATE_TIMES]),
-    ]
-)
 
 
 def finish_generate_window(context: StageContext, window: Window) -> dict[str, Any]:
@@ -33,8 +25,9 @@ def finish_generate_window(context: StageContext, window: Window) -> dict[str, A
     Returns the ledger's counts: `counts` (items written, reused, quarantined) and `quarantine` (code → items).
     Raises `RuntimeError` when an item is missing or there twice.
     """
+    passed = Passed()
     requests = read_range(context.folder, window.start, window.stop)
-    media, answers, failures = gather(context, window)
+    media, answers, failures = gather(context, window, passed)
     rows = [
         _part_row(request, answers.get(request.item_index), failures.get(request.item_index)) for request in requests
     ]
@@ -46,25 +39,28 @@ def finish_generate_window(context: StageContext, window: Window) -> dict[str, A
         rows=rows,
         schema=PART_SCHEMA,
         failures=failures,
-        timings=pa.Table.from_pylist(timings, _TIMINGS_SCHEMA),
+        passed=passed,
+        timings=timings,
+        timed=[*_ENCODE_TIMES, *_GENERATE_TIMES],
         reused=reused_items(media),
     )
 
 
 def gather(
-    context: StageContext, window: Window
+    context: StageContext, window: Window, passed: Passed
 ) -> tuple[dict[int, list[dict[str, Any]]], dict[int, dict[str, Any]], dict[int, list[dict[str, Any]]]]:
-    """By item: its media, its answer, and why it failed (in the order of the stages)."""
+    """By item: its media, its answer, and why it failed (in the order of the stages); what is read goes to `passed`."""
     media: dict[int, list[dict[str, Any]]] = defaultdict(list)
     failures: dict[int, list[dict[str, Any]]] = defaultdict(list)
     for row in read_encoded(context, window).to_pylist():
         (failures if row["code"] else media)[row["item_index"]].append(row)
-    plan = context.folder.read_json(prompt_plan_name(window.index))
+    plan = passed.plan = context.folder.read_json(prompt_plan_name(window.index))
     for failure in plan["failures"]:
         failures[failure["item_index"]].append(failure)
     answers: dict[int, dict[str, Any]] = {}
     for table in read_outcomes(context.folder, "generate", window.index, [b["digest"] for b in plan["batches"]]):
         for row in table.to_pylist():
+            passed.answered.append(row)
             if row["code"]:
                 failures[row["item_index"]].append(row)
             else:

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from pipeline.errors import ItemError
 from pipeline.runs.receipts import receipt_from_json, receipt_to_json
 from pipeline.schema import Receipt
+from pipeline.stages.spending import SPENT
 from pipeline.storage import Folder
 
 ENCODE_OUTCOME = pa.schema(
@@ -29,6 +30,11 @@ ENCODE_OUTCOME = pa.schema(
         ("encoder_queue_ms", pa.float64()),
         ("mm_processor_ms", pa.float64()),
         ("vision_encode_ms", pa.float64()),
+        ("decode_started_at", pa.float64()),
+        ("decode_seconds", pa.float64()),
+        ("decode_cpu_seconds", pa.float64()),
+        ("bytes_fetched", pa.int64()),
+        *SPENT,  # of encoding
     ]
 )
 GENERATE_OUTCOME = pa.schema(
@@ -45,6 +51,7 @@ GENERATE_OUTCOME = pa.schema(
         ("feature_transfer_ms", pa.float64()),
         ("llm_prefill_ms", pa.float64()),
         ("tpot_ms", pa.float64()),
+        *SPENT,
     ]
 )
 VECTOR_OUTCOME = pa.schema(
@@ -53,6 +60,7 @@ VECTOR_OUTCOME = pa.schema(
         ("part", pa.int32()),
         ("vector", pa.list_(pa.float32())),
         ("text_embed_ms", pa.float64()),
+        *SPENT,
     ]
 )
 PROMPT_VECTOR_OUTCOME = pa.schema(
@@ -65,9 +73,10 @@ PROMPT_VECTOR_OUTCOME = pa.schema(
         ("llm_queue_ms", pa.float64()),
         ("feature_transfer_ms", pa.float64()),
         ("llm_prefill_ms", pa.float64()),
+        *SPENT,
     ]
 )
-SCORE_OUTCOME = pa.schema([("item_index", pa.int64()), ("document", pa.int32()), ("score", pa.float32())])
+SCORE_OUTCOME = pa.schema([("item_index", pa.int64()), ("document", pa.int32()), ("score", pa.float32()), *SPENT])
 # Of a text `scores`, a number a label; of its tokens, where the job asks for those, `tokens`.
 SCORED_TOKENS = pa.list_(
     pa.struct(
@@ -85,6 +94,7 @@ TEXT_SCORE_OUTCOME = pa.schema(
         ("scores", pa.list_(pa.float32())),
         ("tokens", SCORED_TOKENS),
         ("text_score_ms", pa.float64()),
+        *SPENT,
     ]
 )
 _RECEIPT = b"headrace.receipt"

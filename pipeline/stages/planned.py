@@ -63,16 +63,17 @@ def plan_receipt(
     digests: Sequence[str],
     *,
     counts: Mapping[str, int],
-    seconds: float,
+    spent: Mapping[str, Any],
     failures: Sequence[Mapping[str, Any]],
 ) -> Receipt:
-    """Says how many batches follow, by their digests."""
+    """Says how many batches follow, by their digests; `spent` as `Spending.spent` says it."""
     return Receipt(
         stage=stage,
         window=window.index,
         batch=-1,
         digest=hashlib.sha256(repr(list(digests)).encode()).hexdigest()[:16],
         counts={"batches": len(digests), **counts},
-        seconds={stage: seconds},
+        seconds={stage: spent["seconds"]},
+        cpu_seconds={stage: spent["cpu_seconds"]},
         quarantine=count_codes(failure["code"] for failure in failures),
     )

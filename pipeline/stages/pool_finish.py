@@ -24,14 +24,7 @@ from pipeline.stages.encode_finish import ENCODE_TIMES, encoded_items, read_reco
 from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.outcomes import failure_row, read_outcomes
 from pipeline.stages.pool_plan import pool_plan_name, read_chunks
-from pipeline.stages.publish import TIMED_ITEM, publish_window, reused_items, summed_times, timed_item
-
-_TIMINGS_SCHEMA = pa.schema(
-    [
-        *TIMED_ITEM,
-        *((name, pa.float64()) for name in [*ENCODE_TIMES, "text_embed_ms"]),
-    ]
-)
+from pipeline.stages.publish import Passed, publish_window, reused_items, summed_times, timed_item
 
 
 def part_schema(context: StageContext) -> pa.Schema:
@@ -59,8 +52,9 @@ def finish_pool_window(context: StageContext, window: Window) -> dict[str, Any]:
     Returns the ledger's counts: `counts` (items written, reused, quarantined) and `quarantine` (code → items).
     Raises `RuntimeError` when an item is missing or there twice.
     """
+    passed = Passed()
     requests = read_range(context.folder, window.start, window.stop)
-    items = _gather(context, window)
+    items = _gather(context, window, passed)
     vectors = _media_vectors(context, items)
     sources = _sources(context, window)
     carried = carried_rows(context, window.index)
@@ -79,18 +73,20 @@ def finish_pool_window(context: StageContext, window: Window) -> dict[str, Any]:
         rows=rows,
         schema=schema,
         failures={index: item.failures for index, item in items.items()},
-        timings=pa.Table.from_pylist(timings, _TIMINGS_SCHEMA),
+        passed=passed,
+        timings=timings,
+        timed=[*ENCODE_TIMES, "text_embed_ms"],
         reused={*carried, *reused_items({index: item.media for index, item in items.items()})},
     )
 
 
-def _gather(context: StageContext, window: Window) -> dict[int, _Item]:
+def _gather(context: StageContext, window: Window, passed: Passed) -> dict[int, _Item]:
     items: dict[int, _Item] = defaultdict(_Item)
     if context.checked.verdicts:
         media, failures = encoded_items(context, window)
         for index in {**media, **failures}:
             items[index].media, items[index].failures = media.get(index, []), failures.get(index, [])
-    plan = context.folder.read_json(pool_plan_name(window.index))
+    plan = passed.plan = context.folder.read_json(pool_plan_name(window.index))
     for failure in plan["failures"]:
         items[failure["item_index"]].failures.append(failure)
     for index, row in read_chunks(context, window.index).items():
@@ -98,6 +94,7 @@ def _gather(context: StageContext, window: Window) -> dict[int, _Item]:
         item.text, item.source_id, item.chunks = row["text"], row["source_id"], [tuple(c) for c in row["chunks"]]
     for table in read_outcomes(context.folder, "pool", window.index, [b["digest"] for b in plan["batches"]]):
         for piece, vector in zip(table.drop_columns("vector").to_pylist(), table["vector"], strict=True):
+            passed.answered.append(piece)
             items[piece["item_index"]].pieces[piece["part"]] = {**piece, "vector": vector.values.to_numpy()}
     return items
 

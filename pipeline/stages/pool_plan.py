@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from pipeline.stages.context import StageContext
 from pipeline.stages.forecast import forecast_counts, planned_text_work
 from pipeline.stages.outcomes import pool_batch_receipts
 from pipeline.stages.planned import batch_digest, batches_schema, plan_receipt, rows_to_do
+from pipeline.stages.spending import Spending
 from pipeline.stages.texts import Piece, WindowTexts, read_texts
 
 TEXT_SCHEMA = batches_schema(
@@ -58,13 +58,13 @@ class PlanTextWindow:
             yield planned
 
     def _rows(self, window: Window) -> pa.Table:
-        started = time.perf_counter()
+        spending = Spending(self._children)
         found = read_texts(self.context, window)
         pieces = [_piece_row(index, piece) for index, item in found.items.items() for piece in item.pieces]
         folder, name = self.context.folder, pool_plan_name(window.index)
         if not folder.exists(name):
             _write_chunks(self.context, window, found)
-            folder.write_json(name, self._plan(window, pieces, found, started))
+            folder.write_json(name, self._plan(window, pieces, found, spending))
         plan = folder.read_json(name)
         work = rows_to_do(
             window,
@@ -74,7 +74,13 @@ class PlanTextWindow:
         )
         return pa.Table.from_pylist(list(work), TEXT_SCHEMA)
 
-    def _plan(self, window: Window, pieces: list[dict[str, Any]], found: WindowTexts, started: float) -> dict[str, Any]:
+    def _children(self) -> list[int]:
+        probers = self.context.probers  # read the text of pages
+        return [] if probers is None else probers.children
+
+    def _plan(
+        self, window: Window, pieces: list[dict[str, Any]], found: WindowTexts, spending: Spending
+    ) -> dict[str, Any]:
         section = self.context.config.text
         batches = plan_text_batches(
             [len(piece["input_ids"]) for piece in pieces],
@@ -86,6 +92,7 @@ class PlanTextWindow:
         for number, positions in enumerate(batches):
             terms = [[pieces[p]["item_index"], pieces[p]["part"], pieces[p]["input_ids"]] for p in positions]
             planned.append({"digest": batch_digest(window, number, terms), "pieces": positions})
+        spent = spending.spent(found.bytes_fetched)
         receipt = plan_receipt(
             "tokenize",
             window,
@@ -98,13 +105,14 @@ class PlanTextWindow:
                 "items_carried": len(found.carried),
                 **forecast_counts(work),
             },
-            seconds=time.perf_counter() - started,
+            spent=spent,
             failures=found.failures,
         )
         return {
             "batches": planned,
             "failures": found.failures,
             "carried": {str(item): [place.window, place.row] for item, place in found.carried.items()},
+            "spent": spent,
             "receipt": receipt_to_json(receipt),
         }
 

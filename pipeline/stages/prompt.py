@@ -27,6 +27,7 @@ from pipeline.stages.identity import request_source
 from pipeline.stages.outcomes import failure_row, generate_batch_receipts
 from pipeline.stages.planned import batch_digest, batches_schema, plan_receipt, rows_to_do
 from pipeline.stages.request_prompts import RequestPrompts
+from pipeline.stages.spending import Spending
 
 PROMPT_SCHEMA = batches_schema(
     [
@@ -60,7 +61,7 @@ class PlanPromptWindow:
             yield planned
 
     def _rows(self, window: Window) -> pa.Table:
-        started = time.perf_counter()
+        spending = Spending()
         requests = read_range(self.context.folder, window.start, window.stop)
         folder, name = self.context.folder, prompt_plan_name(window.index)
         is_planned = folder.exists(name)
@@ -73,7 +74,7 @@ class PlanPromptWindow:
         items, failures = self._prompts(window, prompts, asked)
         if not is_planned:
             forecast = self._forecast(encode_plan, prompts, asked)
-            folder.write_json(name, self._plan(window, items, failures, carried, forecast, started))
+            folder.write_json(name, self._plan(window, items, failures, carried, forecast, spending))
         plan = folder.read_json(name)
         work = rows_to_do(
             window,
@@ -143,7 +144,7 @@ class PlanPromptWindow:
         failures: list[dict[str, Any]],
         carried: dict[int, Place],
         forecast: Work,
-        started: float,
+        spending: Spending,
     ) -> dict[str, Any]:
         generate = self.context.config.generate
         order = sorted(items)
@@ -159,6 +160,7 @@ class PlanPromptWindow:
             chosen = [order[position] for position in positions]
             terms = [[index, items[index]["input_ids"]] for index in chosen]
             planned.append({"digest": batch_digest(window, number, terms), "items": chosen})
+        spent = spending.spent()
         receipt = plan_receipt(
             "prompt",
             window,
@@ -168,12 +170,13 @@ class PlanPromptWindow:
                 "items_carried": len(carried),
                 **forecast_counts(forecast),
             },
-            seconds=time.perf_counter() - started,
+            spent=spent,
             failures=failures,
         )
         return {
             "batches": planned,
             "failures": failures,
             "carried": {str(item): [place.window, place.row] for item, place in carried.items()},
+            "spent": spent,
             "receipt": receipt_to_json(receipt),
         }

@@ -6,7 +6,6 @@ from collections import defaultdict
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from pipeline.errors import ItemError
 from pipeline.planning.windows import Window
@@ -20,16 +19,10 @@ from pipeline.stages.generate_finish import gather
 from pipeline.stages.identity import request_source
 from pipeline.stages.outcomes import PROMPT_VECTOR_OUTCOME, failure_row
 from pipeline.stages.pool_finish import part_schema
-from pipeline.stages.publish import TIMED_ITEM, publish_window, reused_items, summed_times, timed_item
+from pipeline.stages.publish import Passed, publish_window, reused_items, summed_times, timed_item
 
 _ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
 _PROMPT_TIMES = [name for name in PROMPT_VECTOR_OUTCOME.names if name.endswith("_ms")]
-_TIMINGS_SCHEMA = pa.schema(
-    [
-        *TIMED_ITEM,
-        *((name, pa.float64()) for name in [*_ENCODE_TIMES, *_PROMPT_TIMES]),
-    ]
-)
 
 
 def finish_prompt_vectors_window(context: StageContext, window: Window) -> dict[str, Any]:
@@ -37,8 +30,9 @@ def finish_prompt_vectors_window(context: StageContext, window: Window) -> dict[
 
     Returns the ledger's counts, as `finish_pool_window`. Raises `RuntimeError` when an item is missing or there twice.
     """
+    passed = Passed()
     requests = read_range(context.folder, window.start, window.stop)
-    media, vectors, failures = gather(context, window)
+    media, vectors, failures = gather(context, window, passed)
     for index, row in vectors.items():
         if not np.isfinite(row["vector"]).all():
             error = ItemError("generate", "not_finite", "the model made a vector of it that holds NaN or infinity")
@@ -65,7 +59,9 @@ def finish_prompt_vectors_window(context: StageContext, window: Window) -> dict[
         rows=rows,
         schema=schema,
         failures=failures,
-        timings=pa.Table.from_pylist(timings, _TIMINGS_SCHEMA),
+        passed=passed,
+        timings=timings,
+        timed=[*_ENCODE_TIMES, *_PROMPT_TIMES],
         reused={*carried, *reused_items(media)},
     )
 

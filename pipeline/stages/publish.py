@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
@@ -20,7 +22,22 @@ from pipeline.sinks.parquet import (
     write_timings,
 )
 from pipeline.stages.context import StageContext
+from pipeline.stages.encode_finish import read_encoded
+from pipeline.stages.encode_plan import plan_name
+from pipeline.stages.item_costs import COST_COLUMNS, cost_columns, publishing_since
 from pipeline.stages.outcomes import count_codes
+
+
+@dataclass(kw_only=True, slots=True)
+class Passed:
+    """What the answering pass left of a window: its written plan, if there is one, and its outcomes' rows (`SPENT`).
+
+    `started_at` is when its publication began, in seconds since the epoch.
+    """
+
+    plan: Mapping[str, Any] | None = None
+    answered: list[Mapping[str, Any]] = field(default_factory=list)
+    started_at: float = field(default_factory=time.time)
 
 
 def publish_window(
@@ -31,20 +48,22 @@ def publish_window(
     rows: Sequence[Mapping[str, Any]],
     schema: pa.Schema,
     failures: Mapping[int, Sequence[Mapping[str, Any]]],
-    timings: pa.Table | None = None,
+    passed: Passed,
+    timings: Sequence[Mapping[str, Any]] = (),
+    timed: Sequence[str] = (),
     reused: Collection[int] = (),
 ) -> dict[str, Any]:
     """Write the window's files; may be done again and gives the same part.
 
     `rows` (of `schema`, with `status` and `code`) are one an item, in any order; `failures` say why items are out;
+    `timings` are rows of `TIMED_ITEM` and of the times `timed`, and `passed` says what to add to them of every job;
     `reused` items needed no encoding. Returns the ledger's `counts` (items written, reused, quarantined) and
     `quarantine` (code → items), and the `letters` (`QUARANTINE_SCHEMA`) that were written.
     Raises `RuntimeError` when an item is missing or there twice.
     """
     part = restore_window(rows, window.start, window.stop, schema)
     write_part(context.folder, window.index, part, schema)
-    if timings is not None:
-        write_timings(context.folder, window.index, timings)
+    write_timings(context.folder, window.index, _timings(context, window, requests, passed, timings, timed))
     letters = [quarantine_row(r.id, failure) for r in requests for failure in failures.get(r.item_index, ())]
     if letters:
         write_quarantine(context.folder, window.index, pa.Table.from_pylist(letters, QUARANTINE_SCHEMA))
@@ -56,6 +75,28 @@ def publish_window(
         "items_quarantined": sum(quarantine.values()),
     }
     return {"counts": counts, "quarantine": quarantine, "letters": letters}
+
+
+def _timings(
+    context: StageContext,
+    window: Window,
+    requests: Sequence[Request],
+    passed: Passed,
+    timings: Sequence[Mapping[str, Any]],
+    timed: Sequence[str],
+) -> pa.Table:
+    encodes = bool(context.checked.verdicts)
+    found = cost_columns(
+        [request.item_index for request in requests],
+        encode_plan=context.folder.read_json(plan_name(window.index)) if encodes else None,
+        encoded=read_encoded(context, window).to_pylist() if encodes else (),
+        plan=passed.plan,
+        answered=passed.answered,
+        publishing=publishing_since(passed.started_at),
+    )
+    known = {row["item_index"]: row for row in timings} or {r.item_index: timed_item(r, ()) for r in requests}
+    schema = pa.schema([*TIMED_ITEM, *((name, pa.float64()) for name in timed), *COST_COLUMNS])
+    return pa.Table.from_pylist([{**row, **found[item]} for item, row in known.items()], schema)
 
 
 def described_scores(space: ScoreSpace | None) -> dict[str, str]:

@@ -16,7 +16,7 @@ from pipeline.schema import ItemFailure, Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import failure_row, read_outcomes
 from pipeline.stages.pool_plan import pool_plan_name
-from pipeline.stages.publish import described_scores, publish_window
+from pipeline.stages.publish import Passed, described_scores, publish_window
 
 RANKED_SCHEMA = pa.schema(
     [
@@ -36,10 +36,11 @@ def finish_rank_window(context: StageContext, window: Window) -> dict[str, Any]:
 
     Returns the ledger's counts, as `finish_pool_window`. Raises `RuntimeError` when a score is missing or there twice.
     """
+    passed = Passed()
     requests = read_range(context.folder, window.start, window.stop)
-    plan = context.folder.read_json(pool_plan_name(window.index))
+    plan = passed.plan = context.folder.read_json(pool_plan_name(window.index))
     failures = {failure["item_index"]: failure for failure in plan["failures"]}
-    scores = _scores(context, window, plan)
+    scores = _scores(context, window, passed)
     rows = [_part_row(request, scores.get(request.item_index), failures) for request in requests]
     return publish_window(
         context,
@@ -48,13 +49,14 @@ def finish_rank_window(context: StageContext, window: Window) -> dict[str, Any]:
         rows=rows,
         schema=RANKED_SCHEMA.with_metadata(described_scores(context.checked.scores)),
         failures={index: [failure] for index, failure in failures.items()},
+        passed=passed,
     )
 
 
-def _scores(
-    context: StageContext, window: Window, plan: dict[str, Any]
-) -> dict[int, npt.NDArray[np.float32] | ItemFailure]:
+def _scores(context: StageContext, window: Window, passed: Passed) -> dict[int, npt.NDArray[np.float32] | ItemFailure]:
     """By item, its documents' scores."""
+    plan = passed.plan
+    assert plan is not None
     counted = {int(index): count for index, count in plan["num_documents"].items()}
     numbers = {index: number for number, index in enumerate(counted)}
     board = ScoreBoard(list(counted.values()))
@@ -64,6 +66,7 @@ def _scores(
             for index, document in zip(table["item_index"].to_pylist(), table["document"].to_pylist(), strict=True)
         ]
         board.place(pairs, table["score"].to_numpy())
+        passed.answered += table.drop_columns("score").to_pylist()
     return dict(zip(counted, board.outcomes(), strict=True))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from pipeline.stages.forecast import forecast_counts, planned_text_work
 from pipeline.stages.outcomes import failure_row, pool_batch_receipts
 from pipeline.stages.planned import batch_digest, batches_schema, plan_receipt, rows_to_do
 from pipeline.stages.pool_plan import pool_plan_name
+from pipeline.stages.spending import Spending
 
 if TYPE_CHECKING:
     from pipeline.models.reranker import TokenizedText
@@ -51,11 +51,11 @@ class PlanPairsWindow:
                 yield pa.Table.from_pylist([batch], PAIR_SCHEMA)
 
     def _rows(self, window: Window) -> Iterator[dict[str, Any]]:
-        started = time.perf_counter()
+        spending = Spending()
         requests, tokenized, failures = self.pairs(window)
         folder, name = self.context.folder, pool_plan_name(window.index)
         if not folder.exists(name):
-            folder.write_json(name, self._plan(window, requests, tokenized, failures, started))
+            folder.write_json(name, self._plan(window, requests, tokenized, failures, spending))
         plan = folder.read_json(name)
         by_index = dict(zip(requests, tokenized, strict=True))
         return rows_to_do(
@@ -95,7 +95,7 @@ class PlanPairsWindow:
         indices: list[int],
         tokenized: list[list[TokenizedText]],
         failures: list[dict[str, Any]],
-        started: float,
+        spending: Spending,
     ) -> dict[str, Any]:
         section = self.context.config.text
         batches = plan_pairs(
@@ -112,12 +112,13 @@ class PlanPairsWindow:
                 [*place, tokenized[p.request][p.document].input_ids] for place, p in zip(places, pairs, strict=True)
             ]
             planned.append({"digest": batch_digest(window, number, terms), "pairs": places})
+        spent = spending.spent()
         receipt = plan_receipt(
             "tokenize",
             window,
             [batch["digest"] for batch in planned],
             counts={"items": window.stop - window.start, **forecast_counts(work)},
-            seconds=time.perf_counter() - started,
+            spent=spent,
             failures=failures,
         )
         scored = {str(index): len(texts) for index, texts in zip(indices, tokenized, strict=True)}
@@ -125,6 +126,7 @@ class PlanPairsWindow:
             "batches": planned,
             "num_documents": scored,
             "failures": failures,
+            "spent": spent,
             "receipt": receipt_to_json(receipt),
         }
 

@@ -72,6 +72,8 @@ _DECODED = [
     ("failure", pa.struct([("stage", pa.string()), ("code", pa.string()), ("message", pa.string())])),
     ("fetch_ms", pa.float64()),
     ("decode_ms", pa.float64()),
+    ("bytes_fetched", pa.int64()),
+    ("cpu_seconds", pa.float64()),
 ]
 # One schema before and after decode: a receipt row has no items, an undecoded batch no pixels.
 BATCH_SCHEMA = pa.schema(
@@ -85,7 +87,8 @@ BATCH_SCHEMA = pa.schema(
         ("fetches", pa.int64()),
         ("bytes_fetched", pa.int64()),
         ("fetch_retries", pa.int64()),
-        ("decoded_at", pa.float64()),  # seconds since the epoch
+        ("decode_started_at", pa.float64()),  # seconds since the epoch
+        ("decoded_at", pa.float64()),
         ("frames_bytes_read", pa.int64()),  # of frames that the store kept, as they are there
         ("frames_fallbacks", pa.int64()),  # items whose frames it was said to keep, and that were decoded
         ("sandbox", pa.string()),  # what kept the decoder in; null when nothing was decoded
@@ -171,7 +174,10 @@ def flat_frames(items: Sequence[PlannedMedia], buffer: npt.NDArray[np.uint8]) ->
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodedMedia:
-    """What decode made of a planned item: times shown, or the shard that has its features already, or a failure."""
+    """What decode made of a planned item: times shown, or the shard that has its features already, or a failure.
+
+    `cpu_seconds` are its share of its batch's.
+    """
 
     planned: PlannedMedia
     shown: tuple[float, ...] = ()
@@ -179,6 +185,8 @@ class DecodedMedia:
     failure: ItemFailure | None = None
     fetch_ms: float = 0.0
     decode_ms: float = 0.0
+    bytes_fetched: int = 0
+    cpu_seconds: float = 0.0
 
     @property
     def has_pixels(self) -> bool:
@@ -201,6 +209,8 @@ class DecodedMedia:
             "failure": dataclasses.asdict(self.failure) if self.failure else None,
             "fetch_ms": self.fetch_ms,
             "decode_ms": self.decode_ms,
+            "bytes_fetched": self.bytes_fetched,
+            "cpu_seconds": self.cpu_seconds,
         }
 
 

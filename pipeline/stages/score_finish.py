@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from pipeline.planning.windows import Window
 from pipeline.runs.manifest import read_range
@@ -13,10 +13,8 @@ from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.outcomes import SCORED_TOKENS, read_outcomes
 from pipeline.stages.pool_plan import pool_plan_name
-from pipeline.stages.publish import publish_window
+from pipeline.stages.publish import Passed, publish_window, timed_item
 from pipeline.stages.scored_rows import Failures, scored_row, scored_schema
-
-_TIMINGS_SCHEMA = pa.schema([("item_index", pa.int64()), ("text_score_ms", pa.float64())])
 
 
 def finish_score_window(context: StageContext, window: Window) -> dict[str, Any]:
@@ -24,18 +22,16 @@ def finish_score_window(context: StageContext, window: Window) -> dict[str, Any]
 
     Returns the ledger's counts, as `finish_pool_window`. Raises `RuntimeError` when an item is missing or there twice.
     """
+    passed = Passed()
     requests = read_range(context.folder, window.start, window.stop)
-    plan = context.folder.read_json(pool_plan_name(window.index))
+    plan = passed.plan = context.folder.read_json(pool_plan_name(window.index))
     failures = {failure["item_index"]: [failure] for failure in plan["failures"]}
     digests = [batch["digest"] for batch in plan["batches"]]
-    scored = {
-        row["item_index"]: row
-        for table in read_outcomes(context.folder, "pool", window.index, digests)
-        for row in table.to_pylist()
-    }
+    for table in read_outcomes(context.folder, "pool", window.index, digests):
+        passed.answered += table.to_pylist()
+    scored = {row["item_index"]: row for row in passed.answered}
     times = [
-        {"item_index": r.item_index, "text_score_ms": scored.get(r.item_index, {}).get("text_score_ms")}
-        for r in requests
+        {**timed_item(r, ()), "text_score_ms": scored.get(r.item_index, {}).get("text_score_ms")} for r in requests
     ]
     return publish_window(
         context,
@@ -44,12 +40,14 @@ def finish_score_window(context: StageContext, window: Window) -> dict[str, Any]
         rows=[_part_row(context, request, scored.get(request.item_index), failures) for request in requests],
         schema=scored_schema(context, ("tokens", SCORED_TOKENS)),
         failures=failures,
-        timings=pa.Table.from_pylist(times, _TIMINGS_SCHEMA),
+        passed=passed,
+        timings=times,
+        timed=["text_score_ms"],
     )
 
 
 def _part_row(
-    context: StageContext, request: Request, scored: dict[str, Any] | None, failures: Failures
+    context: StageContext, request: Request, scored: Mapping[str, Any] | None, failures: Failures
 ) -> dict[str, Any]:
     if scored is None:
         return scored_row(context, request, None, (), failures)

@@ -15,11 +15,10 @@ from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODE_TIMES, encoded_items, read_records
 from pipeline.stages.outcomes import failure_row
-from pipeline.stages.publish import TIMED_ITEM, publish_window, reused_items, summed_times, timed_item
+from pipeline.stages.publish import Passed, publish_window, reused_items, summed_times, timed_item
 from pipeline.stages.scored_rows import Failures, scored_row, scored_schema
 
 _FRAMES = pa.list_(pa.struct([("pts_seconds", pa.float64()), ("scores", pa.list_(pa.float32()))]))
-_TIMINGS_SCHEMA = pa.schema([*TIMED_ITEM, *((name, pa.float64()) for name in ENCODE_TIMES)])
 
 
 def finish_score_media_window(context: StageContext, window: Window) -> dict[str, Any]:
@@ -28,6 +27,7 @@ def finish_score_media_window(context: StageContext, window: Window) -> dict[str
     Returns the ledger's counts, as `finish_pool_window`. Raises `RuntimeError` when an item is missing or there twice,
     or its logits are no longer in the store.
     """
+    passed = Passed()
     requests = read_range(context.folder, window.start, window.stop)
     media, failures = encoded_items(context, window)
     for request in requests:
@@ -50,7 +50,9 @@ def finish_score_media_window(context: StageContext, window: Window) -> dict[str
         rows=rows,
         schema=scored_schema(context, ("frames", _FRAMES)),
         failures=failures,
-        timings=pa.Table.from_pylist(times, _TIMINGS_SCHEMA),
+        passed=passed,
+        timings=times,
+        timed=ENCODE_TIMES,
         reused=reused_items(media),
     )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from pipeline.stages.forecast import forecast_counts, planned_text_work
 from pipeline.stages.outcomes import failure_row, pool_batch_receipts
 from pipeline.stages.planned import batch_digest, batches_schema, plan_receipt, rows_to_do
 from pipeline.stages.pool_plan import pool_plan_name
+from pipeline.stages.spending import Spending
 
 if TYPE_CHECKING:
     from pipeline.models.reranker import TokenizedText
@@ -50,11 +50,11 @@ class PlanScoresWindow:
             yield planned
 
     def _rows(self, window: Window) -> pa.Table:
-        started = time.perf_counter()
+        spending = Spending()
         tokenized, failures = self.texts(window)
         folder, name = self.context.folder, pool_plan_name(window.index)
         if not folder.exists(name):
-            folder.write_json(name, self._plan(window, tokenized, failures, started))
+            folder.write_json(name, self._plan(window, tokenized, failures, spending))
         plan = folder.read_json(name)
         work = rows_to_do(
             window,
@@ -102,7 +102,7 @@ class PlanScoresWindow:
         window: Window,
         tokenized: dict[int, TokenizedText],
         failures: list[dict[str, Any]],
-        started: float,
+        spending: Spending,
     ) -> dict[str, Any]:
         section, indices = self.context.config.text, list(tokenized)
         batches = plan_text_batches(
@@ -117,15 +117,16 @@ class PlanScoresWindow:
             items = [indices[position] for position in positions]
             terms = [[index, tokenized[index].input_ids] for index in items]
             planned.append({"digest": batch_digest(window, number, terms), "items": items})
+        spent = spending.spent()
         receipt = plan_receipt(
             "tokenize",
             window,
             [batch["digest"] for batch in planned],
             counts={"items": window.stop - window.start, **forecast_counts(work)},
-            seconds=time.perf_counter() - started,
+            spent=spent,
             failures=failures,
         )
-        return {"batches": planned, "failures": failures, "receipt": receipt_to_json(receipt)}
+        return {"batches": planned, "failures": failures, "spent": spent, "receipt": receipt_to_json(receipt)}
 
 
 def _content_of(request: Request) -> str | list[dict[str, Any]]:

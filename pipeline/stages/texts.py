@@ -51,12 +51,14 @@ class ItemText:
 class WindowTexts:
     """By item, what there is to embed; failure rows of items that are out; what was fetched to find it.
 
-    `carried` items are unchanged since the run that this one goes on from.
+    `bytes_fetched` are those of the counter by item. `carried` items are unchanged since the run that this one goes on
+    from.
     """
 
     items: dict[int, ItemText] = field(default_factory=dict)
     failures: list[dict[str, Any]] = field(default_factory=list)
     counter: FetchCounter
+    bytes_fetched: dict[int, int] = field(default_factory=dict)
     carried: dict[int, Place] = field(default_factory=dict)
 
 
@@ -189,10 +191,12 @@ class _DocumentTexts:
     def read(self, requests: list[Request], found: WindowTexts) -> None:
         """Adds what there is to embed, and who is out."""
         for request in requests:
+            before = found.counter.bytes_fetched
             with _failures_of(request, found):
                 text = self._text(request)
                 if text is not None:
                     found.items[request.item_index] = text
+            found.bytes_fetched[request.item_index] = found.counter.bytes_fetched - before
 
     def _text(self, request: Request) -> ItemText | None:
         if len(request.media) != 1:

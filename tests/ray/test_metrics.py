@@ -179,6 +179,8 @@ def _assert_latencies(samples: Samples, summary: dict) -> None:  # type: ignore[
         told = value(samples, "ray_headrace_busy_seconds_total", stage=stage)
         assert told == pytest.approx(summary["seconds"][stage], rel=1e-6), stage
         assert value(samples, "ray_headrace_stage_seconds_count", stage=stage) > 0, stage
+    for stage, seconds in summary["cpu_seconds"].items():
+        assert value(samples, "ray_headrace_cpu_seconds_total", stage=stage) == pytest.approx(seconds, rel=1e-6), stage
     kinds = [
         own["modality"] for own, each in samples["ray_headrace_stage_seconds_count"] if own["stage"] == "media_decode"
     ]

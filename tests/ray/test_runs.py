@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from tests.costs import assert_costs, assert_sums, assert_times, read_costs
 from tests.ray.conftest import CLIP_PLACES, NUM_ITEMS, Driver, Job, files
 
 pytestmark = pytest.mark.timeout(400)  # a machine may be slow: a run took 20 to 110 s
@@ -127,6 +128,17 @@ def test_too_many_quarantined_ends_with_3_and_complete_results(undisturbed: Job)
     assert list((undisturbed.output.parent / "store").rglob("writer.lock")) == []  # every shard is sealed
 
 
+def test_times_and_costs_of_items_add_up(undisturbed: Job) -> None:
+    costs = assert_costs(undisturbed.folder)
+    summary = undisturbed.summary()
+    assert set(summary["cpu_seconds"]) == {"plan", "decode", "encode", "prompt", "generate"}
+    assert all(seconds > 0 for seconds in summary["cpu_seconds"].values())
+    [missing] = [row for row in costs if row["encode_seconds"] is None]
+    assert missing["decode_seconds"] is None and missing["answer_seconds"] is None and missing["media_bytes"] is None
+    clips = [row for row in costs if row["item_index"] in CLIP_PLACES]
+    assert {row["modality"] for row in clips} == {"video"} and min(row["frames"] for row in clips) > 1
+
+
 def test_four_workers_of_each_kind_give_the_same_bytes(undisturbed: Job, make_job: MakeJob, start: Start) -> None:
     job = make_job("four", workers=4)
     driver = start(job, "ray.segment_windows=64")  # the segments must not matter either
@@ -174,6 +186,9 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(
         if f"_run/ledger/generate-{re.findall('[0-9]+', name)[0]}.json" in killed_in_generate.ledger
     }
     assert_kept(finished, files(job.folder, "part-*.parquet"))
+    summary, costs = read_costs(job.folder)
+    assert_times(costs)
+    assert_sums(costs, summary)
 
 
 def test_a_refused_configuration_ends_with_2(make_job: MakeJob, start: Start) -> None:

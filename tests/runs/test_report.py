@@ -168,7 +168,7 @@ def test_sections_are_of_what_the_summary_has(tmp_path: Path) -> None:
         **{"items_in": 9, "items_written": 9, "items_quarantined": 0, "items_skipped": 0, "items_reused": 0},
         "environment": {},
     }
-    headings = ("Fill and padding", "What was there already", "CPU seconds")
+    headings = ("Fill and padding", "What was there already", "Cost", "CPU seconds, by stage")
 
     def page(**fields: Any) -> Page:
         write_report(Folder(str(tmp_path)), {**bare, **fields}, Findings())
