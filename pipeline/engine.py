@@ -105,15 +105,16 @@ class Workers:
 
     def have_room(self, nodes: Sequence[Mapping[str, float]]) -> bool:
         """True when `nodes`, by what each has in all, have a place for each actor and leave room for a task."""
-        one = {"CPU": self.actor_cpus, "GPU": self.actor_gpus, "memory": self.memory.actor}
-        wanted = {name: amount for name, amount in one.items() if amount}
-        places = [min((node.get(name, 0) // amount for name, amount in wanted.items()), default=1) for node in nodes]
-        task = {"CPU": 1, "memory": max(self.memory.window_task, self.memory.block_task)}
-        leave = all(
-            self.actors * one[name] + amount <= sum(node.get(name, 0) for node in nodes)
-            for name, amount in task.items()
+        cpus, memory_bytes = (sum(node.get(name, 0) for node in nodes) for name in ("CPU", "memory"))
+        task_bytes = max(self.memory.window_task, self.memory.block_task)
+        if cpus < self.actors * self.actor_cpus + 1 or memory_bytes < self.actors * self.memory.actor + task_bytes:
+            return False
+        reserved = {"CPU": self.actor_cpus, "GPU": self.actor_gpus, "memory": self.memory.actor}
+        places = sum(
+            min((node.get(name, 0) // amount for name, amount in reserved.items() if amount), default=self.actors)
+            for node in nodes
         )
-        return leave and (not wanted or sum(places) >= self.actors)
+        return places >= self.actors
 
 
 @contextlib.contextmanager

@@ -453,7 +453,8 @@ class _Driver:
         gone = {(receipt.window, receipt.batch) for receipt in self._forget_lost_batches()}
         withdrawn = self.book.withdraw(each.name, lambda one: one.shard in lost or (one.window, one.batch) in gone)
         ready.drop(receipt.window for receipt in withdrawn)
-        log_lost(each.name, withdrawn)
+        if withdrawn:
+            log_lost(each.name, withdrawn)
         return [window for window in windows if not self.book.is_finished(each.name, window.index)]
 
     def _on_several_nodes(self) -> bool:

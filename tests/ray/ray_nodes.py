@@ -17,7 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 RAY = str(Path(sys.executable).with_name("ray"))
 NODE = ("--num-cpus=1", "--object-store-memory=200000000")
-_START_SECONDS = 90
+_START_SECONDS = 120
 _POLL_SECONDS = 0.2
 
 
@@ -84,6 +84,7 @@ class RayNodes:
         self._environment = {
             **environment,
             "RAY_TMPDIR": str(scratch),  # Ray's sockets lie below it
+            "RAY_raylet_start_wait_time_s": str(_START_SECONDS),  # on a machine that does other things: not 30
             "PATH": os.pathsep.join([str(Path(RAY).parent), environment["PATH"]]),
             "PYTHONPATH": os.pathsep.join([str(ROOT), environment.get("PYTHONPATH", "")]),
         }
