@@ -387,9 +387,9 @@ class _Driver:
         folder, finished = self.run.folder, self.ledger.finished("encode")
         begun = [window for window in planned_windows(folder) if window not in finished]
         receipts = [receipt for window in begun for receipt, _ in encode_batch_receipts(folder, window).values()]
-        lost = self._lost({receipt.shard for receipt in receipts} - {""})
+        lost = self._lost({shard for receipt in receipts for shard in receipt.shards})
         for receipt in receipts:
-            if receipt.shard in lost:
+            if lost.intersection(receipt.shards):
                 remove_outcome(folder, receipt)
 
     def _lost(self, shards: set[str]) -> set[str]:
@@ -428,7 +428,8 @@ class _Driver:
                 self.metrics.add_receipt(receipt, each.name)
                 log_receipt(receipt, each.name)
                 if self.book.is_finished(each.name, receipt.window):
-                    written = {one.shard for one in self.book.window_receipts(each.name, receipt.window)} - {""}
+                    receipts = self.book.window_receipts(each.name, receipt.window)
+                    written = {shard for one in receipts for shard in one.shards}
                     ready.add(receipt.window, written if self.several_nodes else ())
                 publish(ready.take())
                 self._published(finishing.ended())

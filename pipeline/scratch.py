@@ -52,14 +52,13 @@ def segments_that_fit(
     store, limit = open_store(config.store), config.ray.segment_windows
     # Shards end with their bytes (two that follow one another hold more than one at most) or with their windows.
     shards = writers + 2 * max_bytes // config.store.shard_bytes
-    a_window = writers * SHARD_OVERHEAD_BYTES // config.store.shard_windows
     step = min(limit, math.floor(engine.describe_cluster().num_cpus))
     unplanned, planned = deque(windows), list[WindowBytes]()
     while unplanned or planned:
         room = max_bytes - shards * SHARD_OVERHEAD_BYTES - store.num_bytes()
         while unplanned and (not planned or _more_may_fit(planned, room, limit)):
             some = [unplanned.popleft() for _ in range(min(step, len(unplanned)))]
-            arguments = [(context, window, a_window) for window in some]
+            arguments = [(context, window, writers) for window in some]
             planned += engine.run_tasks(plan_ahead, arguments, memory_bytes=memory.plan_bytes(config))
         count = num_fitting([each.missing_bytes for each in planned], room, limit)
         if count == 0:

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.features.catalogue import entries_name
 from pipeline.features.rewrite import rewrite_shards
 from pipeline.features.shard import disk_bytes
 from pipeline.features.store import FeatureStore
@@ -98,7 +97,7 @@ def _records(tier: FeatureStore, name: str) -> pa.Table:
     for shard in shards:
         if shard in used:
             continue
-        with tier.folder.open(entries_name(shard)) as file:
+        with tier.entries(shard) as file:
             table = pq.read_table(file)
         columns = {
             column: table[column] if column in table.column_names else pa.nulls(len(table), pa.string())

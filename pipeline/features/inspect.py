@@ -15,20 +15,29 @@ from pipeline.features.codec import FeatureRecord, TensorView, decode_record
 from pipeline.features.select import RecordFilter, listed_records
 from pipeline.features.shard import has_writer
 from pipeline.features.store import FeatureStore
+from pipeline.features.tenants import TENANTS
 
 _BY = ("tenant", "weights", "processor", "precision", "decode_backend", "resize_backend")
 
 
 def check_is_store(store: FeatureStore) -> None:
     """Raise `ConfigError` for a folder that no store was ever in."""
-    if not any(store.folder.exists(name) for name in (CATALOGUE, SOURCES)) and not _open_shards(store):
-        raise ConfigError(f"{store.folder.url}: not a feature store, for it has neither {CATALOGUE}/ nor {SOURCES}/")
+    names = (CATALOGUE, SOURCES, TENANTS)
+    if not any(store.folder.exists(name) for name in names) and not _open_shards(store):
+        raise ConfigError(
+            f"{store.folder.url}: not a feature store, for it has none of {', '.join(f'{name}/' for name in names)}"
+        )
 
 
-def _open_shards(store: FeatureStore) -> list[str]:
-    root = store.open_root
-    names = os.listdir(root) if os.path.isdir(root) else []
-    return sorted(name for name in names if not name.startswith(".") and os.path.isdir(os.path.join(root, name)))
+def _open_shards(store: FeatureStore) -> dict[str, str]:
+    """Shard → its folder, of those that are open on this machine."""
+    found = {}
+    for root in (part.open_root for part in store.parts()):
+        for name in os.listdir(root) if os.path.isdir(root) else ():
+            path = os.path.join(root, name)
+            if not name.startswith(".") and os.path.isdir(path):
+                found[name] = path
+    return dict(sorted(found.items()))
 
 
 def describe_store(store: FeatureStore) -> dict[str, Any]:
@@ -54,7 +63,7 @@ def describe_store(store: FeatureStore) -> dict[str, Any]:
                 **{each: int(np.quantile(sizes, q)) if sizes else 0 for each, q in _QUANTILES.items()},
                 "by": {term: dict(counts.most_common()) for term, counts in by.items() if counts},
             }
-    opened = {name: has_writer(os.path.join(store.open_root, name)) for name in _open_shards(store)}
+    opened = {name: has_writer(path) for name, path in _open_shards(store).items()}
     return {"store": store.folder.url, "tiers": tiers, "open_shards": opened}
 
 

@@ -178,7 +178,7 @@ class DecodeBatches:
         assert item.content is not None
         terms = self.context.identity.key_terms(item, item.content)
         key = terms.digest()
-        shard = self.context.store.find([key]).get(key)
+        shard = self.context.store.of_tenant(item.tenant).find([key]).get(key)
         if shard is None:
             return None
         records = self.context.store.fetch([(shard, key)], [terms.as_dict()])

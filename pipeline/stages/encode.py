@@ -149,18 +149,22 @@ class EncodeBatches:
             for item, found in zip((i for i in staged.items if i.has_pixels), features, strict=True)
         ]
         before = self.writer.put_bytes
-        shard, own_keys = self.writer.put_named(records, receipt.window) if records else ("", [])
         kept = (item.planned.position for item in staged.items if item.has_pixels)
-        keys |= dict(zip(kept, own_keys, strict=True))
+        located = dict(zip(kept, self.writer.put(records, receipt.window), strict=True))
+        keys |= {position: key for position, (_, key) in located.items()}
+        shards = {position: shard for position, (shard, _) in located.items()}
         times = {
             "encoder_queue_ms": 1e3 * (staged.started - staged.batch["decoded_at"]),
             "mm_processor_ms": 1e3 * seconds.get("mm_processor", 0.0),
             "vision_encode_ms": 1e3 * seconds.get("vision_encode", 0.0),
         }
-        rows = [_outcome(item, keys.get(item.planned.position), shard, times) for item in staged.items]
+        rows = [
+            _outcome(item, keys.get(item.planned.position), shards.get(item.planned.position), times)
+            for item in staged.items
+        ]
         receipt = replace(
             receipt,
-            shard=shard,
+            shards=tuple(sorted(set(shards.values()))),
             counts={**receipt.counts, "store_bytes": self.writer.put_bytes - before},
             seconds={**receipt.seconds, "commit": time.perf_counter() - started},
         )
@@ -282,12 +286,12 @@ def _counts(staged: _Staged, budget: BatchBudget, oom_splits: int) -> dict[str, 
     }
 
 
-def _outcome(item: DecodedMedia, key: str | None, shard: str, times: dict[str, float]) -> dict[str, Any]:
+def _outcome(item: DecodedMedia, key: str | None, shard: str | None, times: dict[str, float]) -> dict[str, Any]:
     failure = item.failure
     return {
         "position": item.planned.position,
         "key": key,
-        "shard": item.shard or (shard if failure is None else None),
+        "shard": item.shard or shard,
         "content": item.planned.content,
         "stage": failure.stage if failure else None,
         "code": failure.code if failure else None,

@@ -221,7 +221,7 @@ class _WindowPlanner:
         self.policy = context.config.source_policy()
         self.sources = SharedSources(self.policy)
         self.digests = FileDigests()
-        self.known: dict[str, SourceEntry] = {}
+        self.known: dict[tuple[str, str], SourceEntry] = {}  # by tenant and source id
 
     def plan(self) -> WindowPlan:
         started = time.perf_counter()
@@ -294,13 +294,26 @@ class _WindowPlanner:
         return self.context.unchanged(sources)
 
     def _probe(self, candidates: list[_Candidate]) -> None:
-        sources = self.context.store.sources
-        sources.reload()
         with ThreadPoolExecutor(self.context.config.decode.io_threads) as pool:
-            self.known = sources.find([c.facts.source_id for c in candidates if c.facts is not None])
+            self._find_sources(candidates, pool)
             waiting = [c for c in candidates if c.failure is None]
             self._choose_carried([c for c in waiting if self._entry(c) is None])
             list(pool.map(self._guarded(self._look), waiting))
+
+    def _find_sources(self, candidates: list[_Candidate], pool: ThreadPoolExecutor) -> None:
+        """What each tenant's sources are known to stand for: nobody learns what another's are."""
+        ids: dict[str, list[str]] = defaultdict(list)
+        for candidate in candidates:
+            if candidate.facts is not None:
+                ids[candidate.request.tenant].append(candidate.facts.source_id)
+
+        def find(tenant: str) -> dict[str, SourceEntry]:
+            sources = self.context.store.of_tenant(tenant).sources
+            sources.reload()
+            return sources.find(ids[tenant])
+
+        for tenant, found in zip(ids, pool.map(find, ids), strict=True):
+            self.known.update(((tenant, source_id), entry) for source_id, entry in found.items())
 
     def _guarded(self, step: Callable[[_Candidate], None]) -> Callable[[_Candidate], None]:
         """For threads: a step whose failures are noted, and whose log lines name the item."""
@@ -341,7 +354,8 @@ class _WindowPlanner:
     def _entry(self, candidate: _Candidate) -> SourceEntry | None:
         """What is known of the object, where it is known by its source id."""
         assert candidate.facts is not None
-        return self.known.get(candidate.facts.source_id) if self._is_trusted(candidate) else None
+        known = self.known.get((candidate.request.tenant, candidate.facts.source_id))
+        return known if self._is_trusted(candidate) else None
 
     def _look(self, candidate: _Candidate) -> None:
         assert candidate.facts is not None
@@ -450,10 +464,13 @@ class _WindowPlanner:
         if not self.context.config.store.reuse:
             return {}
         store = self.context.store
-        store.reload()
         terms = {m.position: self.context.identity.key_terms(m, m.content) for m in media if m.content is not None}
         keys = {position: each.digest() for position, each in terms.items()}
-        found = store.find(sorted(set(keys.values())))
+        wanted: dict[str, set[str]] = {m.tenant: set() for m in media}
+        for m in media:
+            if m.position in keys:
+                wanted[m.tenant].add(keys[m.position])
+        found = store.find_of_tenants(wanted, anew=True)
         if self.dry:
             return {position: (key, found[key]) for position, key in keys.items() if key in found}
         claims = [position for position, key in keys.items() if key in found]
@@ -472,7 +489,7 @@ class _WindowPlanner:
         }
 
     def _is_news(self, media: PlannedMedia) -> bool:
-        entry = self.known.get(media.source_id)
+        entry = self.known.get((media.tenant, media.source_id))
         return entry is None or entry.content != media.content
 
     def _same_as(self, media: list[PlannedMedia], hits: dict[int, tuple[str, str]]) -> dict[int, int]:

@@ -28,7 +28,7 @@ def batch(stage: str, window: int, number: int, digest: str = "d") -> Receipt:
         window=window,
         batch=number,
         digest=f"{digest}{number}",
-        shard="s",
+        shards=("s", "t"),
         counts={"encodes": number + 1},
         seconds={stage: 0.5},
     )
