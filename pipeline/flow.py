@@ -40,7 +40,7 @@ from pipeline.runs.run import Run, note_ended, start_run
 from pipeline.runs.run_log import log_ended, log_published, log_receipt, log_resumed, log_started
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
 from pipeline.schema import Receipt
-from pipeline.scratch import ACTORS_END_SECONDS, release, segments_that_fit, with_small_shards
+from pipeline.scratch import ACTORS_END_SECONDS, release, segments_that_fit, tier_sizes, with_small_shards
 from pipeline.sinks.delivery import deliver, forget
 from pipeline.sinks.parquet import part_name
 from pipeline.stages import memory
@@ -458,7 +458,9 @@ class _Driver:
     def _evict(self, *, ended: bool = False) -> None:
         """What is older than a kept store's records may be; at the end of a run also what there is no room for."""
         section = self.config.store
-        if section.retention != "keep" or not (section.ttl or (ended and section.max_bytes)):
+        if section.retention != "keep" or not (
+            section.ttl or (ended and (section.max_bytes or section.frames_max_bytes))
+        ):
             return
         engine.end_actors()
         found = engine.run_task("pipeline.scratch:evict_records", self.config, ended)
@@ -510,6 +512,8 @@ class _Driver:
             points=points,
             stage_seconds=foretold(self.config, self._encode_workers().device, self.book.counts),
             sample_fraction=self.config.sample_fraction,
+            job=self.config.job,
+            tier_sizes=tier_sizes(self.config),
         )
         if self.run.base is not None:
             summary["items_vanished"] = num_vanished

@@ -42,13 +42,16 @@ def _open_shards(store: FeatureStore) -> dict[str, str]:
 
 def describe_store(store: FeatureStore) -> dict[str, Any]:
     """Tiers, and what is open on this machine. Of a tier: `shards`, `records`, `bytes` (of records), `file_bytes`,
-    `least`, `median` and `most` bytes a record, and records by tenant and by term."""
+    `made_seconds` (of workers, that making its records took), `least`, `median` and `most` bytes a record, and records
+    by tenant and by term."""
     tiers = {}
     for name, tier in (("features", store), ("frames", store.frames)):
         sizes: list[int] = []
+        made_seconds = 0.0
         by: dict[str, Counter[str]] = {each: Counter() for each in _BY}
         for record in listed_records(tier, RecordFilter()):
             sizes.append(record.num_bytes)
+            made_seconds += record.made_seconds
             for term in _BY:
                 value = record.tenant if term == "tenant" else record.terms.get(term)
                 if value is not None:
@@ -60,6 +63,7 @@ def describe_store(store: FeatureStore) -> dict[str, Any]:
                 "records": len(sizes),
                 "bytes": sum(sizes),
                 "file_bytes": sum(shard.num_bytes for shard in shards),
+                "made_seconds": made_seconds,
                 **{each: int(np.quantile(sizes, q)) if sizes else 0 for each, q in _QUANTILES.items()},
                 "by": {term: dict(counts.most_common()) for term, counts in by.items() if counts},
             }
@@ -99,6 +103,7 @@ def describe_record(record: FeatureRecord) -> dict[str, Any]:
     geometry = {name: getattr(record.geometry, name) for name in record.geometry.__slots__}
     return {
         "key_terms": dict(record.key_terms),
+        "made_seconds": record.made_seconds,
         "container": record.container,
         "unit": record.unit,
         "slot": record.slot,

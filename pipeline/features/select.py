@@ -62,6 +62,7 @@ class Listed:
     feature_length: int
     grid: tuple[int, ...]
     created: datetime
+    made_seconds: float
     terms: Mapping[str, str]
 
 
@@ -81,7 +82,9 @@ def listed_records(store: FeatureStore, chosen: RecordFilter, shard: str | None 
 def _of_shard(store: FeatureStore, shard_id: str) -> Iterator[Listed]:
     with store.entries(shard_id) as file:
         names = set(pq.read_schema(file).names)
-        table = pq.read_table(file, columns=[*_COLUMNS, *(name for name in TERM_COLUMNS if name in names)])
+        table = pq.read_table(
+            file, columns=[*_COLUMNS, *(name for name in (*TERM_COLUMNS, "made_seconds") if name in names)]
+        )
     reader = None if "content" in names else store.reader(shard_id)
     for batch in table.to_batches(max_chunksize=4096):
         for row in batch.to_pylist():
@@ -92,6 +95,7 @@ def _of_shard(store: FeatureStore, shard_id: str) -> Iterator[Listed]:
                 found: Mapping[str, Any] = {} if data is None else decode_record(data).key_terms
                 terms = {name: str(found[name]) for name in TERM_COLUMNS if name in found}
             facts = {name: row[name] for name in _COLUMNS if name != "grid"}
+            facts["made_seconds"] = row.get("made_seconds") or 0.0  # files of before it was kept have none
             yield Listed(**facts, shard=shard_id, grid=tuple(row["grid"]), terms=terms)
 
 

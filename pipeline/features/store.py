@@ -131,10 +131,12 @@ class FeatureStore:
             return [self]
         if tenant is not None:
             return [self, self.of_tenant(tenant)]
-        names = set(Folder(self._root_url).folders(TENANTS))
-        if os.path.isdir(self._local_tenants):
-            names.update(os.listdir(self._local_tenants))
+        names = self._tenants_here().union(Folder(self._root_url).folders(TENANTS))
         return [self, *map(self._part, sorted(names))]
+
+    def _tenants_here(self) -> set[str]:
+        """Folders of tenants that this machine writes or has written records of."""
+        return set(os.listdir(self._local_tenants)) if os.path.isdir(self._local_tenants) else set()
 
     def _part(self, name: str) -> FeatureStore:
         if name == self._tenant:
@@ -294,7 +296,8 @@ class FeatureStore:
 
     def recover(self, spared: Collection[str] = ()) -> list[SealedShard]:
         """Seal what dead writers left open on this machine, but for the shards `spared`."""
-        parts = self.parts()
+        # What is open is on this machine: a remote store is not asked for its tenants.
+        parts = [self] if self._tenant else [self, *map(self._part, sorted(self._tenants_here()))]
         return [s for part in parts for s in recover_shards(part._open_root, part.folder, part._cache, spared)]
 
     def in_use(self, shard_ids: Sequence[str]) -> list[str]:

@@ -58,6 +58,7 @@ def _summary_so_far(run: Folder) -> dict[str, Any]:
         store_peak_bytes=None,
         points={},
         sample_fraction=config.sample_fraction,
+        job=config.job,
     )
     return {**summary, "items_in": read_frozen(run).num_items}
 

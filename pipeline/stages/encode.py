@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -144,9 +144,12 @@ class EncodeBatches:
             if i.failure is None
         }
         keys = {position: each.digest() for position, each in terms.items()}
+        took = _made_seconds(staged.shown, seconds)
         records = [
-            (keys[item.planned.position], found.record(terms[item.planned.position].as_dict()))
-            for item, found in zip((i for i in staged.items if i.has_pixels), features, strict=True)
+            (keys[position], found.record(terms[position].as_dict(), took[position]))
+            for position, found in zip(
+                (i.planned.position for i in staged.items if i.has_pixels), features, strict=True
+            )
         ]
         before = self.writer.put_bytes
         kept = (item.planned.position for item in staged.items if item.has_pixels)
@@ -254,6 +257,7 @@ def _decoded(row: dict[str, Any]) -> DecodedMedia:
         failure=ItemFailure(**row["failure"]) if row["failure"] else None,
         fetch_ms=row["fetch_ms"],
         decode_ms=row["decode_ms"],
+        saved_ms=row["saved_ms"],
     )
 
 
@@ -279,10 +283,22 @@ def _counts(staged: _Staged, budget: BatchBudget, oom_splits: int) -> dict[str, 
         "frames_reused": len(shown) - len(decoded),
         "encodes": len(shown),
         "features_reused": sum(item.shard is not None for item in staged.items),
+        "features_saved_ms": round(sum(item.saved_ms for item in staged.items if item.shard is not None)),
+        "frames_saved_ms": round(sum(item.saved_ms for item in shown)),
         "feature_tokens": sum(item.planned.geometry.feature_length for item in shown),
         "computed_tokens": computed,
         "padded_tokens": padded,
         "oom_splits": oom_splits,
+    }
+
+
+def _made_seconds(shown: Sequence[DecodedMedia], seconds: Mapping[str, float]) -> dict[int, float]:
+    """By position, what an item's features took of workers: to fetch, to decode, and its share of a batch's time."""
+    encode_seconds = seconds.get("mm_processor", 0.0) + seconds.get("vision_encode", 0.0)
+    share = encode_seconds / max(1, sum(patches(item.planned.geometry) for item in shown))
+    return {
+        item.planned.position: (item.fetch_ms + item.decode_ms) / 1e3 + share * patches(item.planned.geometry)
+        for item in shown
     }
 
 

@@ -32,8 +32,9 @@ class KeptFrames:
         """As `with_known_frames`, of one whose content was not known when it was planned."""
         return _with_listed_frames(self._context, [item], anew=False)[0]
 
-    def read(self, item: PlannedMedia) -> Frames | None:
-        """The frames of `item` in the shard that it names; None when it names none, or they are not to be had."""
+    def read(self, item: PlannedMedia) -> tuple[Frames, float] | None:
+        """The frames of `item` in the shard that it names, and the seconds that they took once; None when it names
+        none, or they are not to be had."""
         if item.frames_shard is None:
             return None
         terms = _terms(self._context.identity, item)
@@ -47,7 +48,7 @@ class KeptFrames:
             self.fallbacks += 1
             return None
         self.bytes_read += frame_bytes(record)
-        return frames
+        return frames, record.made_seconds
 
     def close(self) -> None:
         """Let go of shards: this process outlives its pass, and one that it kept mapped would keep its disk space when
@@ -70,7 +71,9 @@ class FrameKeeper:
             if item.was_decoded:
                 planned = item.planned
                 terms = _terms(self._identity, planned)
-                record = frame_record(frames, terms, planned.probe.modality, planned.geometry.original_size)
+                made_seconds = (item.fetch_ms + item.decode_ms) / 1e3
+                size = planned.geometry.original_size
+                record = frame_record(frames, terms, planned.probe.modality, size, made_seconds)
                 records.append((terms.digest(), record))
         self.writer.put(records, window)
         return sum(frame_bytes(record) for _, record in records)
