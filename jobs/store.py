@@ -8,7 +8,7 @@ import itertools
 import json
 from datetime import timedelta
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
@@ -73,6 +73,7 @@ def stat(where: Where, json_: Json = False) -> None:
         return
     for name, tier in told["tiers"].items():
         typer.echo(f"{name}: {tier['records']:,} records of {tier['bytes']:,} bytes in {tier['shards']:,} shards")
+        typer.echo(f"  making them took workers {tier['made_seconds']:,.1f} s")
         typer.echo(f"  a record has {tier['least']:,} to {tier['most']:,} bytes, {tier['median']:,} in the median")
         for term, counts in tier["by"].items():
             for value, count in counts.items():
@@ -208,6 +209,9 @@ def evict(
     max_bytes: Annotated[
         int | None, typer.Option(min=1, help="And as many others as it takes until the store has no more than this.")
     ] = None,
+    frames_max_bytes: Annotated[
+        int | None, typer.Option(min=1, help="Of decoded frames, until these have no more than this.")
+    ] = None,
     yes: Annotated[bool, typer.Option("--yes", help="Drop them, instead of showing how many.")] = False,
 ) -> None:
     """Show what is too old or too much, what answers fewest questions first; with --yes, drop it."""
@@ -215,13 +219,11 @@ def evict(
         from pipeline.features.evict import choose_evictions
         from pipeline.features.evict import evict as let_go
 
-        if ttl is None and max_bytes is None:
-            raise ConfigError("say what the store is to be brought down to: --ttl, --max-bytes")
-        store, age = opened(where), _age(ttl)
-        if yes:
-            found = let_go(store, ttl=age, max_bytes=max_bytes)
-        else:
-            found = [told for told, _ in choose_evictions(store, ttl=age, max_bytes=max_bytes)]
+        if ttl is None and max_bytes is None and frames_max_bytes is None:
+            raise ConfigError("say what the store is to be brought down to: --ttl, --max-bytes, --frames-max-bytes")
+        store = opened(where)
+        bounds: dict[str, Any] = {"ttl": _age(ttl), "max_bytes": max_bytes, "frames_max_bytes": frames_max_bytes}
+        found = let_go(store, **bounds) if yes else [told for told, _ in choose_evictions(store, **bounds)]
     for tier in found:
         what = f"{tier.expired:,} records too old and {tier.evicted:,} too many, {tier.num_bytes:,} bytes"
         typer.echo(f"{tier.tier}: {what}{' dropped' if yes else ''}")

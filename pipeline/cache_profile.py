@@ -113,7 +113,7 @@ class _Profiling:
         self._told("the first question, which fills both tiers")
         self._run(_FIRST, self._config.prompt, keep_frames=True)
         kept = self._store()
-        frames_bytes = kept.frames.num_bytes()
+        frames_bytes = sum(part.frames.num_bytes() for part in kept.parts())
         features_bytes = kept.num_bytes() - frames_bytes
         self._told("the second question, without a cache")
         off = self._profiled("none", _OFF, 0, reuse=False)

@@ -277,7 +277,7 @@ class Store(Section):
     promises that it is another for other bytes (S3, GCS, a `version` in the manifest), else by content.
 
     `keep_frames` keeps decoded frames, too, and looks for them: of known media nothing is then fetched or decoded for
-    another model that takes the same frames in the same size.
+    another model that takes the same frames in the same size. They have `frames_max_bytes` of `max_bytes`.
     """
 
     path: str = "headrace_store"
@@ -285,6 +285,7 @@ class Store(Section):
     identity: Literal["content", "version", "auto"] = "version"
     retention: Literal["keep", "segment"] = "keep"
     max_bytes: Positive | None = None
+    frames_max_bytes: Positive | None = None
     ttl: Annotated[float, Field(gt=0)] | None = None
     shard_bytes: Positive = 4 * 2**30
     shard_windows: Positive = 16
@@ -299,6 +300,18 @@ class Store(Section):
             raise ValueError(
                 f"store.keep_frames keeps frames for later runs, and store.retention is {self.retention!r}, of which "
                 "nothing is left; set store.retention: keep, or leave store.keep_frames out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _frames_have_a_part(self) -> Store:
+        if self.frames_max_bytes is None:
+            return self
+        if not self.keep_frames:
+            raise ValueError("store.frames_max_bytes is for frames that are kept; set store.keep_frames: true")
+        if self.max_bytes is not None and self.frames_max_bytes > self.max_bytes:
+            raise ValueError(
+                f"store.frames_max_bytes ({self.frames_max_bytes}) is a part of store.max_bytes ({self.max_bytes})"
             )
         return self
 

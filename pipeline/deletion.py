@@ -51,6 +51,11 @@ class Selection:
         if self.tenant is None and not self.item_ids and self.content is None:
             raise ConfigError("say what is to be deleted: a tenant, items or a content")
 
+    @property
+    def is_tenant(self) -> bool:
+        """True when all of a tenant's is meant."""
+        return self.tenant is not None and not self.item_ids and self.content is None
+
     def to_json(self) -> dict[str, Any]:
         """As the receipt has it."""
         return {"tenant": self.tenant, "item_ids": list(self.item_ids), "content": self.content}
@@ -75,8 +80,9 @@ class Deletion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Meant:
-    """A selection, resolved: the records, the items by run, and the items by tenant."""
+    """A selection, resolved: whose (None: all tenants'), the records, the items by run, and the items by tenant."""
 
+    tenant: str | None
     records: RecordFilter
     contents: frozenset[str]
     items: dict[str, list[int]]
@@ -108,7 +114,9 @@ def delete(config: Config, store: FeatureStore, selection: Selection) -> Deletio
     done = Deletion(selection=selection)
     for tier in drop_records(store, meant.records):
         done.records[tier.name], done.record_bytes[tier.name] = tier.records, tier.num_bytes
-    done.sources = store.sources.forget(meant.contents)
+    done.sources = sum(part.sources.forget(meant.contents) for part in store.parts(meant.tenant))
+    if selection.is_tenant and selection.tenant:
+        store.remove_tenant(selection.tenant)
     for section in sections(config.sinks):
         sink = open_sink(section)
         for selector in _selectors(selection, meant):
@@ -125,8 +133,8 @@ def delete(config: Config, store: FeatureStore, selection: Selection) -> Deletio
 
 
 def _selectors(selection: Selection, meant: _Meant) -> list[Selector]:
-    if selection.tenant is not None and not selection.item_ids and selection.content is None:
-        return [Selector(tenant=selection.tenant)]
+    if selection.is_tenant:
+        return [Selector(tenant=selection.tenant or "")]
     return [Selector(tenant=tenant, item_ids=tuple(sorted(ids))) for tenant, ids in meant.ids.items()]
 
 
@@ -143,8 +151,8 @@ def _resolve(output: Folder, store: FeatureStore, selection: Selection) -> _Mean
         if wanted:
             keys = set().union(*(keys_of_items(run, set(items[run.url])) for run in runs))
             found = listed_records(store, RecordFilter(tenant=_literal(tenant)))
-            contents = frozenset(record.terms["content"] for record in found if record.key in keys)
-            records = RecordFilter(tenant=_literal(tenant), contents=contents)
+            own = frozenset(record.terms["content"] for record in found if record.key in keys)
+            records = RecordFilter(tenant=_literal(tenant), contents=own)
         else:
             records = RecordFilter(tenant=_literal(tenant))
     ids: dict[str, set[str]] = defaultdict(set)
@@ -156,7 +164,8 @@ def _resolve(output: Folder, store: FeatureStore, selection: Selection) -> _Mean
     gone = frozenset(
         record.terms["content"] for each in (store, store.frames) for record in listed_records(each, records)
     )
-    return _Meant(records=records, contents=gone | (records.contents or frozenset()), items=items, ids=dict(ids))
+    contents = gone | (records.contents or frozenset())
+    return _Meant(tenant=tenant, records=records, contents=contents, items=items, ids=dict(ids))
 
 
 def _literal(text: str | None) -> str | None:

@@ -40,7 +40,7 @@ from pipeline.runs.run import Run, note_ended, start_run
 from pipeline.runs.run_log import log_ended, log_lost, log_published, log_receipt, log_resumed, log_started
 from pipeline.runs.summary import build_summary, describe_environment, write_summary
 from pipeline.schema import Receipt
-from pipeline.scratch import ACTORS_END_SECONDS, release, segments_that_fit, with_small_shards
+from pipeline.scratch import ACTORS_END_SECONDS, release, segments_that_fit, tier_sizes, with_small_shards
 from pipeline.sinks.delivery import deliver, forget
 from pipeline.sinks.parquet import part_name
 from pipeline.stages import memory
@@ -387,8 +387,8 @@ class _Driver:
         folder, finished = self.run.folder, self.ledger.finished("encode")
         begun = [window for window in planned_windows(folder) if window not in finished]
         receipts = [receipt for window in begun for receipt, _ in encode_batch_receipts(folder, window).values()]
-        lost = self._lost({receipt.shard for receipt in receipts} - {""})
-        forgotten = [receipt for receipt in receipts if receipt.shard in lost]
+        lost = self._lost({shard for receipt in receipts for shard in receipt.shards})
+        forgotten = [receipt for receipt in receipts if lost.intersection(receipt.shards)]
         for receipt in forgotten:
             remove_outcome(folder, receipt)
         return forgotten
@@ -432,7 +432,8 @@ class _Driver:
                     self.metrics.add_receipt(receipt, each.name)
                     log_receipt(receipt, each.name)
                     if self.book.is_finished(each.name, receipt.window):
-                        written = {one.shard for one in self.book.window_receipts(each.name, receipt.window)} - {""}
+                        receipts = self.book.window_receipts(each.name, receipt.window)
+                        written = {shard for one in receipts for shard in one.shards}
                         ready.add(receipt.window, written if self._on_several_nodes() else ())
                     publish(ready.take())
                     self._published(finishing.ended())
@@ -451,7 +452,9 @@ class _Driver:
         """Of a pass that came to its end without a node that was there at its start, the windows that are not finished.
         What they had in shards that are `lost` is taken back."""
         gone = {(receipt.window, receipt.batch) for receipt in self._forget_lost_batches()}
-        withdrawn = self.book.withdraw(each.name, lambda one: one.shard in lost or (one.window, one.batch) in gone)
+        withdrawn = self.book.withdraw(
+            each.name, lambda one: bool(lost.intersection(one.shards)) or (one.window, one.batch) in gone
+        )
         ready.drop(receipt.window for receipt in withdrawn)
         if withdrawn:
             log_lost(each.name, withdrawn)
@@ -478,7 +481,9 @@ class _Driver:
     def _evict(self, *, ended: bool = False) -> None:
         """What is older than a kept store's records may be; at the end of a run also what there is no room for."""
         section = self.config.store
-        if section.retention != "keep" or not (section.ttl or (ended and section.max_bytes)):
+        if section.retention != "keep" or not (
+            section.ttl or (ended and (section.max_bytes or section.frames_max_bytes))
+        ):
             return
         engine.end_actors()
         found = engine.run_task("pipeline.scratch:evict_records", self.config, ended)
@@ -536,6 +541,8 @@ class _Driver:
             sample_fraction=self.config.sample_fraction,
             cpu_seconds=self.book.cpu_seconds,
             accelerator_seconds=self.book.accelerator_seconds,
+            job=self.config.job,
+            tier_sizes=tier_sizes(self.config),
         )
         if self.run.base is not None:
             summary["items_vanished"] = num_vanished

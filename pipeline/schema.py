@@ -316,15 +316,16 @@ class ItemFailure:
 class Receipt:
     """Says that a planned batch is put away. Idempotent by (stage, window, batch, digest).
 
-    `counts` and `seconds` are additive: every number of the run's summary is a sum over receipts. So are
-    `cpu_seconds`, of processes and their children, and `accelerator_seconds`, by stage.
+    `shards` are those that its records lie in, a tenant's apart from another's. `counts` and `seconds` are additive:
+    every number of the run's summary is a sum over receipts. So are `cpu_seconds`, of processes and their children, and
+    `accelerator_seconds`, by stage.
     """
 
     stage: Literal["plan", "encode", "prompt", "generate", "tokenize", "ready", "pool"]
     window: int
     batch: int
     digest: str
-    shard: str = ""
+    shards: tuple[str, ...] = ()
     counts: dict[str, int] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     quarantine: dict[str, int] = field(default_factory=dict)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
@@ -21,6 +21,7 @@ from pipeline.planning.windows import Window, num_fitting
 from pipeline.runs.ledger import Ledger
 from pipeline.runs.own_shards import forget_shards, noted_shards
 from pipeline.runs.receipts import PassName
+from pipeline.runs.tiers import TierSize
 from pipeline.stages import memory
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_plan import planned_windows
@@ -52,14 +53,13 @@ def segments_that_fit(
     store, limit = open_store(config.store), config.ray.segment_windows
     # Shards end with their bytes (two that follow one another hold more than one at most) or with their windows.
     shards = writers + 2 * max_bytes // config.store.shard_bytes
-    a_window = writers * SHARD_OVERHEAD_BYTES // config.store.shard_windows
     step = min(limit, math.floor(engine.describe_cluster().num_cpus))
     unplanned, planned = deque(windows), list[WindowBytes]()
     while unplanned or planned:
         room = max_bytes - shards * SHARD_OVERHEAD_BYTES - store.num_bytes()
         while unplanned and (not planned or _more_may_fit(planned, room, limit)):
             some = [unplanned.popleft() for _ in range(min(step, len(unplanned)))]
-            arguments = [(context, window, a_window) for window in some]
+            arguments = [(context, window, writers) for window in some]
             planned += engine.run_tasks(plan_ahead, arguments, memory_bytes=memory.plan_bytes(config))
         count = num_fitting([each.missing_bytes for each in planned], room, limit)
         if count == 0:
@@ -112,22 +112,39 @@ def release(context: StageContext, windows: Sequence[Window], answering: PassNam
 
 
 def evict_records(config: Config, to_size: bool) -> dict[str, int]:
-    """Bring a kept store down to what it may hold, as `evict` does: `evictions` and `evicted_bytes`, as counts.
+    """Bring a kept store down to what it may hold, as `evict` does: `evictions` and `evicted_bytes`, as counts, and the
+    same of each tier.
 
     Waits for the workers of the last pass to end: what they read stays until then.
     """
-    store, max_bytes = open_store(config.store), config.store.max_bytes if to_size else None
+    store, section = open_store(config.store), config.store
+    max_bytes, frames_max_bytes = (section.max_bytes, section.frames_max_bytes) if to_size else (None, None)
     ttl = None if config.store.ttl is None else timedelta(seconds=config.store.ttl)
-    deadline, counts = time.monotonic() + ACTORS_END_SECONDS, dict.fromkeys(("evictions", "evicted_bytes"), 0)
+    deadline, counts = time.monotonic() + ACTORS_END_SECONDS, Counter(evictions=0, evicted_bytes=0)
     while True:
-        for tier in evict(store, ttl=ttl, max_bytes=max_bytes):
-            counts["evictions"] += tier.expired + tier.evicted
-            counts["evicted_bytes"] += tier.num_bytes
+        for tier in evict(store, ttl=ttl, max_bytes=max_bytes, frames_max_bytes=frames_max_bytes):
+            for name in ("", f"{tier.tier}_"):
+                counts[f"{name}evictions"] += tier.expired + tier.evicted
+                counts[f"{name}evicted_bytes"] += tier.num_bytes
         shards = [shard.shard_id for shard in store.sealed_shards()]
         is_over = max_bytes is not None and store.num_bytes() > max_bytes
         if not is_over or not store.in_use(shards) or time.monotonic() > deadline:
-            return counts
+            return dict(counts)
         time.sleep(0.5)
+
+
+def tier_sizes(config: Config) -> dict[str, TierSize]:
+    """What the tiers of a kept store take, and may; nothing of scratch."""
+    section = config.store
+    if section.retention != "keep":
+        return {}
+    store = open_store(section)
+    frames = sum(part.frames.num_bytes() for part in store.parts())
+    own_max_bytes = min(filter(None, (section.frames_max_bytes, section.max_bytes)), default=None)
+    return {
+        "frames": TierSize(num_bytes=frames, max_bytes=own_max_bytes),
+        "features": TierSize(num_bytes=store.num_bytes() - frames, max_bytes=section.max_bytes),
+    }
 
 
 def _delete_unused(config: Config, shards: list[str]) -> list[str]:

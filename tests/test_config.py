@@ -42,7 +42,7 @@ def refusal(raw: dict[str, Any]) -> str:
         (
             {"store": {"zzz": 1}},
             "store.zzz",
-            "the keys here are cache_bytes, fetch_seconds, identity, keep_frames, local_path, max_bytes, path, ",
+            "the keys here are cache_bytes, fetch_seconds, frames_max_bytes, identity, keep_frames, local_path,",
         ),
         ({"sinks": {"qdrent": {}}}, "sinks.qdrent", "did you mean 'qdrant'?"),
         (

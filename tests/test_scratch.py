@@ -34,11 +34,22 @@ NOTE_BYTES = 8192  # what the store remembers of the model
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Sixteen drawn files over and over, each time another tenant's: none answers for another, and each is stored."""
-    folder = tmp_path_factory.mktemp("corpus")
+    """Sixteen drawn files over and over, each time of other bytes: none answers for another, and each is stored."""
+    return write_corpus(tmp_path_factory.mktemp("corpus"), NUM_ITEMS)
+
+
+def write_corpus(folder: Path, num_items: int) -> Path:
+    """The manifest of so many items. Files that show the same differ at their ends, which decoders pass over."""
     make_demo_media(str(folder / "drawn.jsonl"), images=3, videos=13, seed=23)
     drawn = [json.loads(line) for line in (folder / "drawn.jsonl").read_text().splitlines()]
-    rows = [{**drawn[i % len(drawn)], "id": f"item-{i}", "tenant": f"tenant-{i}"} for i in range(NUM_ITEMS)]
+    rows = []
+    for number in range(num_items):
+        again, which = divmod(number, len(drawn))
+        [media] = drawn[which]["media"]
+        file = folder / media["uri"]
+        copy = file.with_stem(f"{file.stem}-{again}")
+        copy.write_bytes(file.read_bytes() + bytes(again))
+        rows.append({**drawn[which], "id": f"item-{number}", "media": [{**media, "uri": str(copy)}]})
     path = folder / "manifest.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path

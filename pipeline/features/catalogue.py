@@ -55,6 +55,7 @@ _ENTRIES = pa.schema(
         "feature_length": pa.int64(),
         "grid": pa.list_(pa.int32()),
         "created": pa.timestamp("us", tz="UTC"),
+        "made_seconds": pa.float64(),
         **dict.fromkeys(TERM_COLUMNS, pa.string()),
     }
 )
@@ -183,7 +184,7 @@ class SealedShard:
 class Entry:
     """What the catalogue says of one record; of `key_terms` it keeps `tenant` and those in `TERM_COLUMNS`, as text.
 
-    `created` is given for records that were in another shard before.
+    `created` is given for records that were in another shard before; `made_seconds` is what making one took.
     """
 
     key: str
@@ -193,6 +194,7 @@ class Entry:
     grid: tuple[int, int, int]
     key_terms: Mapping[str, Any]
     created: datetime | None = None
+    made_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -31,6 +31,7 @@ _INPUT = "input."
 _METADATA = "__metadata__"
 _RECORD = "headrace"
 _BEFORE_TERMS, _AFTER_TERMS = rb"\"key_terms\":", rb",\"placeholder\":{"
+_MADE = rb",\"made_seconds\":"
 # dtype → (its name in safetensors, bytes an element, the numpy dtype that carries it)
 _DTYPES: dict[str, tuple[str, int, str]] = {
     "float64": ("F64", 8, "<f8"),
@@ -60,7 +61,8 @@ def encode_parts(record: FeatureRecord) -> list[Buffer]:
     before, after = _header_around_terms(
         record.container, record.unit, record.slot, record.geometry, record.placeholder, shapes
     )
-    text = before + json.dumps(_terms_text(record.key_terms))[1:-1].encode() + after
+    terms = json.dumps(_terms_text(record.key_terms))[1:-1].encode()
+    text = b"".join((before, terms, _MADE, b"%.3e" % record.made_seconds, after))  # of one length, whatever it took
     text += b" " * (-len(text) % 8)
     return [len(text).to_bytes(8, "little"), text, *(tensors[name].data for name in order)]
 
@@ -75,15 +77,16 @@ def decode_record(buffer: Buffer) -> FeatureRecord:
     try:
         if view.nbytes < 8 or body > view.nbytes:
             raise ValueError(f"the header ends at byte {body}")
-        before, terms, after = _split(bytes(view[8:body]))
+        before, own, after = _split(bytes(view[8:body]))
+        terms, _, made = own.rpartition(_MADE) if not own.endswith(b"}") else (own, b"", b"0")
         if terms[:1] != b"{" or terms[-1:] != b"}":
             raise ValueError(f"its key terms are {terms[:80]!r}")
-        layout = _layout(before, after)
+        layout, made_seconds = _layout(before, after), float(made)
         if body + layout.num_bytes != view.nbytes:
             raise ValueError(f"the last tensor ends at byte {body + layout.num_bytes}")
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"not a feature record ({view.nbytes} bytes): {type(error).__name__}: {error}") from error
-    return layout.record(KeptTerms(terms), view[body:])
+    return layout.record(KeptTerms(terms), made_seconds, view[body:])
 
 
 def same_terms(terms: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
@@ -129,9 +132,10 @@ def _header_around_terms(
 
 
 def _split(header: bytes) -> tuple[bytes, bytes, bytes]:
-    """What stands before the key terms, they themselves, and what stands after them; without padding.
+    """What stands before the key terms, they themselves with the time that follows them, and what stands after that;
+    without padding.
 
-    Both marks are quoted once, as nothing is that lies within a string of the record's JSON.
+    The marks are quoted once, as nothing is that lies within a string of the record's JSON.
     """
     start = header.index(_BEFORE_TERMS) + len(_BEFORE_TERMS)
     stop = header.rindex(_AFTER_TERMS)
@@ -233,8 +237,9 @@ class _Layout:
     inputs: tuple[_Place, ...]
     num_bytes: int
 
-    def record(self, key_terms: KeptTerms, body: memoryview) -> FeatureRecord:
+    def record(self, key_terms: KeptTerms, made_seconds: float, body: memoryview) -> FeatureRecord:
         record = _new(FeatureRecord)
+        _set(record, "made_seconds", made_seconds)
         _set(record, "key_terms", key_terms)
         _set(record, "tensors", {each[0]: _view(each, body) for each in self.tensors})
         _set(record, "inputs", {each[0]: _view(each, body) for each in self.inputs})
@@ -292,7 +297,7 @@ class FeatureRecord:
     `container` is how the model returns its features (one tensor; a tuple, one tensor an item; levels, each split by
     item) and `unit` what one tensor covers. `slot` is which of the model's encoders made them, `inputs` what the
     language model is told of the item besides (grid, size). `key_terms` is `FeatureKeyTerms.as_dict()`, compared on
-    every hit.
+    every hit. `made_seconds` is the time of workers that it took to make it, from its media on; 0 where nobody knows.
     """
 
     key_terms: Mapping[str, Any]
@@ -303,6 +308,7 @@ class FeatureRecord:
     placeholder: Placeholder
     slot: Modality
     inputs: dict[str, TensorView] = field(default_factory=dict)
+    made_seconds: float = 0.0
 
     def __post_init__(self) -> None:
         _check_record(self.container, self.unit, list(self.tensors))

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.features.catalogue import entries_name
 from pipeline.features.rewrite import rewrite_shards
 from pipeline.features.shard import disk_bytes
 from pipeline.features.store import FeatureStore
@@ -31,14 +30,19 @@ class Evicted:
 
 
 def choose_evictions(
-    store: FeatureStore, *, ttl: timedelta | None = None, max_bytes: int | None = None
+    store: FeatureStore,
+    *,
+    ttl: timedelta | None = None,
+    max_bytes: int | None = None,
+    frames_max_bytes: int | None = None,
 ) -> list[tuple[Evicted, dict[str, set[str]]]]:
     """Of each tier what would go, and the keys by shard.
 
     Older than `ttl`; and then, until what is left fits into `max_bytes` on disk, what answers fewest questions first:
     features that read a prompt, then what is known by its source's version alone, then features, which are of one
-    model, then decoded frames, which are of any; of one kind the largest, and of those the oldest. Shards that a
-    process of this machine writes or reads stay as they are.
+    model, then decoded frames, which are of any; of one kind the largest, and of those the oldest. Before that frames
+    alone, until what is left of them fits into `frames_max_bytes`. Shards that a process of this machine writes or
+    reads stay as they are.
     """
     tables = [_records(tier, name) for name, tier in _tiers(store)]
     records = pa.concat_tables(tables)
@@ -48,15 +52,26 @@ def choose_evictions(
         expired = pc.less(records["created"], limit).to_numpy(zero_copy_only=False)
     on_disk = _disk_bytes(records["num_bytes"].to_numpy())
     evicted = np.zeros(len(records), bool)
-    missing = 0 if max_bytes is None else store.num_bytes() - int(on_disk[expired].sum()) - max_bytes
-    if missing > 0:
-        order = [n for n in _in_order(records) if not expired[n]]
-        enough = int(np.searchsorted(np.cumsum(on_disk[order]), missing)) + 1
-        evicted[order[:enough]] = True
+    is_frames = pc.equal(records["tier"], "frames").to_numpy(zero_copy_only=False)
+    frames_bytes = 0 if frames_max_bytes is None else sum(part.frames.num_bytes() for part in store.parts())
+    bounds = [(frames_max_bytes, frames_bytes, is_frames), (max_bytes, store.num_bytes(), np.ones(len(records), bool))]
+    for bound, taken, own in bounds:
+        going = own & (expired | evicted)
+        missing = 0 if bound is None else taken - int(on_disk[going].sum()) - bound
+        if missing > 0:
+            order = [n for n in _in_order(records) if own[n] and not going[n]]
+            enough = int(np.searchsorted(np.cumsum(on_disk[order]), missing)) + 1
+            evicted[order[:enough]] = True
     return [_of_tier(name, records, expired, evicted) for name, _ in _tiers(store)]
 
 
-def evict(store: FeatureStore, *, ttl: timedelta | None = None, max_bytes: int | None = None) -> list[Evicted]:
+def evict(
+    store: FeatureStore,
+    *,
+    ttl: timedelta | None = None,
+    max_bytes: int | None = None,
+    frames_max_bytes: int | None = None,
+) -> list[Evicted]:
     """Drop what `choose_evictions` chooses; shards that hold other records as well are written anew.
 
     Cut off, it may be done again. Raises `ConfigError` when a process of this machine has begun to read a shard since.
@@ -65,9 +80,8 @@ def evict(store: FeatureStore, *, ttl: timedelta | None = None, max_bytes: int |
         tier.recover()
         tier.reload()
     told = []
-    for (found, by_shard), (_, tier) in zip(
-        choose_evictions(store, ttl=ttl, max_bytes=max_bytes), _tiers(store), strict=True
-    ):
+    chosen = choose_evictions(store, ttl=ttl, max_bytes=max_bytes, frames_max_bytes=frames_max_bytes)
+    for (found, by_shard), (_, tier) in zip(chosen, _tiers(store), strict=True):
         if by_shard:
             rewrite_shards(tier, sorted(by_shard), set().union(*by_shard.values()))
         told.append(found)
@@ -98,7 +112,7 @@ def _records(tier: FeatureStore, name: str) -> pa.Table:
     for shard in shards:
         if shard in used:
             continue
-        with tier.folder.open(entries_name(shard)) as file:
+        with tier.entries(shard) as file:
             table = pq.read_table(file)
         columns = {
             column: table[column] if column in table.column_names else pa.nulls(len(table), pa.string())

@@ -28,7 +28,11 @@ _NO_PLACEHOLDER = Placeholder(text="", runs=())
 
 
 def frame_record(
-    frames: Frames, terms: FrameKeyTerms, modality: Modality, original_size: tuple[int, int]
+    frames: Frames,
+    terms: FrameKeyTerms,
+    modality: Modality,
+    original_size: tuple[int, int],
+    made_seconds: float = 0.0,
 ) -> FeatureRecord:
     """`frames` as a record, whose geometry counts pixels: its grid is (T, H, W), its length the number of frames."""
     num_frames, height, width, _ = frames.pixels.shape
@@ -50,6 +54,7 @@ def frame_record(
         ),
         placeholder=_NO_PLACEHOLDER,
         slot=modality,
+        made_seconds=made_seconds,
     )
 
 

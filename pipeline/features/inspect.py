@@ -15,31 +15,43 @@ from pipeline.features.codec import FeatureRecord, TensorView, decode_record
 from pipeline.features.select import RecordFilter, listed_records
 from pipeline.features.shard import has_writer
 from pipeline.features.store import FeatureStore
+from pipeline.features.tenants import TENANTS
 
 _BY = ("tenant", "weights", "processor", "precision", "decode_backend", "resize_backend")
 
 
 def check_is_store(store: FeatureStore) -> None:
     """Raise `ConfigError` for a folder that no store was ever in."""
-    if not any(store.folder.exists(name) for name in (CATALOGUE, SOURCES)) and not _open_shards(store):
-        raise ConfigError(f"{store.folder.url}: not a feature store, for it has neither {CATALOGUE}/ nor {SOURCES}/")
+    names = (CATALOGUE, SOURCES, TENANTS)
+    if not any(store.folder.exists(name) for name in names) and not _open_shards(store):
+        raise ConfigError(
+            f"{store.folder.url}: not a feature store, for it has none of {', '.join(f'{name}/' for name in names)}"
+        )
 
 
-def _open_shards(store: FeatureStore) -> list[str]:
-    root = store.open_root
-    names = os.listdir(root) if os.path.isdir(root) else []
-    return sorted(name for name in names if not name.startswith(".") and os.path.isdir(os.path.join(root, name)))
+def _open_shards(store: FeatureStore) -> dict[str, str]:
+    """Shard → its folder, of those that are open on this machine."""
+    found = {}
+    for root in (part.open_root for part in store.parts()):
+        for name in os.listdir(root) if os.path.isdir(root) else ():
+            path = os.path.join(root, name)
+            if not name.startswith(".") and os.path.isdir(path):
+                found[name] = path
+    return dict(sorted(found.items()))
 
 
 def describe_store(store: FeatureStore) -> dict[str, Any]:
     """Tiers, and what is open on this machine. Of a tier: `shards`, `records`, `bytes` (of records), `file_bytes`,
-    `least`, `median` and `most` bytes a record, and records by tenant and by term."""
+    `made_seconds` (of workers, that making its records took), `least`, `median` and `most` bytes a record, and records
+    by tenant and by term."""
     tiers = {}
     for name, tier in (("features", store), ("frames", store.frames)):
         sizes: list[int] = []
+        made_seconds = 0.0
         by: dict[str, Counter[str]] = {each: Counter() for each in _BY}
         for record in listed_records(tier, RecordFilter()):
             sizes.append(record.num_bytes)
+            made_seconds += record.made_seconds
             for term in _BY:
                 value = record.tenant if term == "tenant" else record.terms.get(term)
                 if value is not None:
@@ -51,10 +63,11 @@ def describe_store(store: FeatureStore) -> dict[str, Any]:
                 "records": len(sizes),
                 "bytes": sum(sizes),
                 "file_bytes": sum(shard.num_bytes for shard in shards),
+                "made_seconds": made_seconds,
                 **{each: int(np.quantile(sizes, q)) if sizes else 0 for each, q in _QUANTILES.items()},
                 "by": {term: dict(counts.most_common()) for term, counts in by.items() if counts},
             }
-    opened = {name: has_writer(os.path.join(store.open_root, name)) for name in _open_shards(store)}
+    opened = {name: has_writer(path) for name, path in _open_shards(store).items()}
     return {"store": store.folder.url, "tiers": tiers, "open_shards": opened}
 
 
@@ -90,6 +103,7 @@ def describe_record(record: FeatureRecord) -> dict[str, Any]:
     geometry = {name: getattr(record.geometry, name) for name in record.geometry.__slots__}
     return {
         "key_terms": dict(record.key_terms),
+        "made_seconds": record.made_seconds,
         "container": record.container,
         "unit": record.unit,
         "slot": record.slot,

@@ -162,6 +162,7 @@ def _entry(key: str, data: memoryview | None) -> Entry:
         feature_length=record.geometry.feature_length,
         grid=record.geometry.grid,
         key_terms=record.key_terms,
+        made_seconds=record.made_seconds,
     )
 
 

@@ -9,7 +9,7 @@ from datetime import datetime
 import pyarrow.parquet as pq
 
 from pipeline.errors import ConfigError
-from pipeline.features.catalogue import SealedShard, entries_name, new_name
+from pipeline.features.catalogue import SealedShard
 from pipeline.features.codec import Buffer
 from pipeline.features.shard import ShardWriter
 from pipeline.features.store import FeatureStore
@@ -33,15 +33,26 @@ class Rewritten:
 def rewrite_shards(store: FeatureStore, shard_ids: Sequence[str], drop: Collection[str] = ()) -> Rewritten:
     """Put the records of sealed shards, but for the keys to `drop`, into as few new ones as `shard_bytes` allows.
 
-    Of a key that several have, the newest shard's record stays. The new shards are sealed and listed before the old
-    ones go: cut off in between, both are there, no record is lost, and doing it again ends it. Only when it returns is
-    what was dropped no longer found. Raises `ConfigError` when a process of this machine reads one of them.
+    A tenant's stay apart from another's. Of a key that several have, the newest shard's record stays. The new shards
+    are sealed and listed before the old ones go: cut off in between, both are there, no record is lost, and doing it
+    again ends it. Only when it returns is what was dropped no longer found. Raises `ConfigError` when a process of this
+    machine reads one of them.
     """
     used = store.in_use(shard_ids)
     if used:
         raise ConfigError(
             f"shards {', '.join(used)} are in use on this machine; end the runs that read the store first"
         )
+    parts = [_rewrite(part, own, drop) for part, own in store.by_part(shard_ids)]
+    return Rewritten(
+        made=tuple(shard for part in parts for shard in part.made),
+        removed=tuple(shard_ids),
+        dropped=tuple(key for part in parts for key in part.dropped),
+        damaged=tuple(key for part in parts for key in part.damaged),
+    )
+
+
+def _rewrite(store: FeatureStore, shard_ids: Sequence[str], drop: Collection[str]) -> Rewritten:
     writer = _Writer(store, _created(store, shard_ids))
     seen: set[str] = set()
     dropped: list[str] = []
@@ -80,7 +91,7 @@ def _created(store: FeatureStore, shard_ids: Sequence[str]) -> dict[str, datetim
     created: dict[str, datetime] = {}
     for shard_id in sorted(shard_ids):
         try:
-            with store.folder.open(entries_name(shard_id)) as file:
+            with store.entries(shard_id) as file:
                 table = pq.read_table(file, columns=["key", "created"])
         except FileNotFoundError:
             continue
@@ -115,7 +126,7 @@ class _Writer:
     def _flush(self) -> None:
         if self._waiting:
             if self._shard is None:
-                self._shard = self._store.new_shard(new_name())
+                self._shard = self._store.new_shard()
             self._shard.put_batch(self._waiting)
         self._waiting, self._waiting_bytes = [], 0
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.features.catalogue import TERM_COLUMNS, entries_name
+from pipeline.features.catalogue import TERM_COLUMNS
 from pipeline.features.codec import decode_record
 from pipeline.features.rewrite import rewrite_shards
 from pipeline.features.store import FeatureStore
@@ -62,23 +62,29 @@ class Listed:
     feature_length: int
     grid: tuple[int, ...]
     created: datetime
+    made_seconds: float
     terms: Mapping[str, str]
 
 
 def listed_records(store: FeatureStore, chosen: RecordFilter, shard: str | None = None) -> Iterator[Listed]:
-    """The records of sealed shards that `chosen` means, shard by shard in the order they were made.
+    """The records of sealed shards that `chosen` means, shard by shard in the order they were made, a tenant's after
+    another's.
 
     One catalogue file is in memory at a time. Shards that were sealed before catalogues had terms are opened.
     """
-    for each in store.sealed_shards():
-        if shard is None or each.shard_id == shard:
-            yield from filter(chosen.matches, _of_shard(store, each.shard_id))
+    is_pattern = chosen.tenant is not None and bool(set(chosen.tenant) & set("*?["))
+    for part in store.parts(None if is_pattern else chosen.tenant):
+        for each in part.own_shards():
+            if shard is None or each.shard_id == shard:
+                yield from filter(chosen.matches, _of_shard(part, each.shard_id))
 
 
 def _of_shard(store: FeatureStore, shard_id: str) -> Iterator[Listed]:
-    with store.folder.open(entries_name(shard_id)) as file:
+    with store.entries(shard_id) as file:
         names = set(pq.read_schema(file).names)
-        table = pq.read_table(file, columns=[*_COLUMNS, *(name for name in TERM_COLUMNS if name in names)])
+        table = pq.read_table(
+            file, columns=[*_COLUMNS, *(name for name in (*TERM_COLUMNS, "made_seconds") if name in names)]
+        )
     reader = None if "content" in names else store.reader(shard_id)
     for batch in table.to_batches(max_chunksize=4096):
         for row in batch.to_pylist():
@@ -89,6 +95,7 @@ def _of_shard(store: FeatureStore, shard_id: str) -> Iterator[Listed]:
                 found: Mapping[str, Any] = {} if data is None else decode_record(data).key_terms
                 terms = {name: str(found[name]) for name in TERM_COLUMNS if name in found}
             facts = {name: row[name] for name in _COLUMNS if name != "grid"}
+            facts["made_seconds"] = row.get("made_seconds") or 0.0  # files of before it was kept have none
             yield Listed(**facts, shard=shard_id, grid=tuple(row["grid"]), terms=terms)
 
 

@@ -48,10 +48,15 @@ def verify(store: FeatureStore) -> Iterator[Finding]:
     """Read every record of every sealed shard, and look for what is left over; nothing is changed.
 
     Of a remote store, shards that this machine does not have are fetched. What a living writer has open is as it has to
-    be. Findings come as they are found.
+    be. Findings come as they are found, of one tenant after another.
     """
+    for part in store.parts():
+        yield from _verify(part)
+
+
+def _verify(store: FeatureStore) -> Iterator[Finding]:
     store.reload()
-    listed = store.sealed_shards()
+    listed = store.own_shards()
     for shard in listed:
         yield from _verify_shard(store, shard)
     names = {sealed_name(shard.shard_id) for shard in listed}
@@ -124,7 +129,12 @@ def repair(store: FeatureStore) -> list[str]:
     `ConfigError` when a process of this machine reads a shard that has to be written anew.
     """
     done = [f"sealed {shard.shard_id}: {shard.num_records} records" for shard in store.recover()]
-    findings = list(verify(store))
+    return [*done, *(line for part in store.parts() for line in _repair(part))]
+
+
+def _repair(store: FeatureStore) -> list[str]:
+    done = []
+    findings = list(_verify(store))
     damaged: dict[str, set[str]] = {}
     for finding in findings:
         if finding.code == "missing_file":
@@ -174,8 +184,12 @@ def compact(store: FeatureStore) -> Sequence[SealedShard]:
     What a process of this machine uses is left as it is. Raises what `rewrite_shards` does.
     """
     store.recover()
+    return [shard for part in store.parts() for shard in _compact(part)]
+
+
+def _compact(store: FeatureStore) -> Sequence[SealedShard]:
     store.reload()
-    shards = store.sealed_shards()
+    shards = store.own_shards()
     newest: dict[str, str] = {}
     for shard in shards:
         newest.update(dict.fromkeys(store.shard_keys(shard.shard_id), shard.shard_id))

@@ -113,10 +113,11 @@ class FrameVectors:
     vectors: npt.NDArray[np.float32]
     geometry: Geometry
 
-    def record(self, key_terms: dict[str, Any]) -> FeatureRecord:
+    def record(self, key_terms: dict[str, Any], made_seconds: float = 0.0) -> FeatureRecord:
         """The storable form."""
         return FeatureRecord(
             key_terms=key_terms,
+            made_seconds=made_seconds,
             tensors={"pooler_output": TensorView.of(self.vectors)},
             container="tensor",
             unit="frame",

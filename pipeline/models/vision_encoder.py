@@ -38,10 +38,11 @@ class EncodedItem:
     geometry: Geometry
     placeholder: Placeholder
 
-    def record(self, key_terms: dict[str, Any]) -> FeatureRecord:
+    def record(self, key_terms: dict[str, Any], made_seconds: float = 0.0) -> FeatureRecord:
         """The storable form."""
         return FeatureRecord(
             key_terms=key_terms,
+            made_seconds=made_seconds,
             tensors={name: _tensor_view(tensor) for name, tensor in self.tensors.items()},
             inputs={name: _tensor_view(tensor) for name, tensor in self.inputs.items()},
             slot=self.slot,

@@ -129,6 +129,11 @@ def _forget_in_window(run: Folder, ledger: Ledger, answering: str, window: Windo
     }
     entry["items"]["quarantine"] = dict(Counter(quarantined["code"].to_pylist()))
     ledger.replace(answering, window.index, entry)
+    if ledger.has("encode", window.index):
+        # Of a run that has ended nobody asks for them; they say of which tenants they are.
+        entry = ledger.read("encode", window.index)
+        entry["items"] |= {"shards": [], "shards_written": []}
+        ledger.replace("encode", window.index, entry)
     return len(blank)
 
 

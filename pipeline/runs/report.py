@@ -9,6 +9,7 @@ from html import escape
 from typing import Any
 
 from pipeline.runs.costs import RunCosts, cost_rows, dearest_rows
+from pipeline.runs.tiers import describe_tiers
 from pipeline.runs.timing_stats import Histogram, Timed, waited_longest
 from pipeline.storage import Folder
 
@@ -70,11 +71,7 @@ div.wide td {{ overflow-wrap: normal; white-space: nowrap; }}
 </html>
 """
 
-# A cache, and the names of what it had, what was made instead, and what it could not give though it was listed.
-_TIERS = (
-    ("features", "features_reused", "encodes", "fallbacks"),
-    ("decoded frames", "frames_reused", "frames_missed", "frames_fallbacks"),
-)
+_TIERS = {"frames": "decoded frames", "features": "features", "vectors": "rows of the run before"}
 
 _HEADLINES = (
     ("items_in", "items in"),
@@ -315,15 +312,28 @@ def _fill(summary: Mapping[str, Any]) -> str:
 
 
 def _tiers(summary: Mapping[str, Any]) -> str:
-    """Of each cache, how much was there, how much had to be made, and how much was listed but of no use."""
+    """Of each cache that was asked for something, how much was there, what that saved, and what the cache takes."""
     rows = []
-    for label, *names in _TIERS:
-        hits, made, fallbacks = (summary.get(name, 0) for name in names)
-        if hits or made:
-            rows.append((label, _number(hits), _number(made), f"{hits / (hits + made):.1%}", _number(fallbacks)))
+    # Summaries of earlier versions have counts alone.
+    for name, tier in (summary.get("tiers") or describe_tiers(summary, "", {})).items():
+        if tier["hit_rate"] is not None or tier["evictions"]:
+            rate, saved = tier["hit_rate"], tier["saved_seconds"]
+            rows.append(
+                (
+                    _TIERS[name],
+                    _number(tier["found"]),
+                    _number(tier["made"]),
+                    "" if rate is None else f"{rate:.1%}",
+                    _number(tier["fallbacks"]),
+                    "" if saved is None else f"{saved:,.1f}",
+                    *("" if tier[each] is None else _number(tier[each]) for each in ("bytes", "max_bytes")),
+                    _number(tier["evictions"]),
+                )
+            )
     if not rows:
         return ""
-    return f'<div class="wide">{table(["", "found", "made anew", "found, share", "fell back"], rows)}</div>'
+    names = ["", "found", "made anew", "found, share", "fell back", "saved, s", "bytes", "bound", "evicted"]
+    return f'<div class="wide">{table(names, rows)}</div>'
 
 
 def _cost(summary: Mapping[str, Any], costs: RunCosts) -> str:

@@ -63,6 +63,7 @@ def _summary_so_far(run: Folder) -> dict[str, Any]:
         sample_fraction=config.sample_fraction,
         cpu_seconds=book.cpu_seconds,
         accelerator_seconds=book.accelerator_seconds,
+        job=config.job,
     )
     return {**summary, "items_in": read_frozen(run).num_items}
 

@@ -7,8 +7,10 @@ import os
 import platform
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from pipeline.runs.tiers import TierSize, describe_tiers
 from pipeline.storage import Folder
 
 SUMMARY_NAME = "summary.json"
@@ -83,15 +85,17 @@ def build_summary(
     sample_fraction: float | None = None,
     cpu_seconds: Mapping[str, float] | None = None,
     accelerator_seconds: Mapping[str, float] | None = None,
+    job: str = "",
+    tier_sizes: Mapping[str, TierSize] = MappingProxyType({}),
 ) -> dict[str, Any]:
     """The summary as DESIGN.md names its fields. `counts` are those of the receipts, by these names; absent is 0.
 
     `store_peak_bytes` is None when the store was not looked at. `points` are those that vector stores hold, by table.
     `stage_seconds` are those that a calibration foretold, None without one; `sample_fraction` is None for all items.
-    `cpu_seconds` and `accelerator_seconds` are those of items, by stage: what receipts say.
-    Its `sandbox` counts media that a decoder had, by what kept it in; its `fallback_shards` what the catalogue listed
-    and was encoded again, by shard and the shard's condition; its `forecast` has what written plans came to beside what
-    was found.
+    `cpu_seconds` and `accelerator_seconds` are those of items, by stage: what receipts say. `job` and `tier_sizes` are
+    what `describe_tiers` asks for. Its `sandbox` counts media that a decoder had, by what kept it in; its
+    `fallback_shards` what the catalogue listed and was encoded again, by shard and the shard's condition; its
+    `forecast` has what written plans came to beside what was found.
 
     Raises `RuntimeError` when the items do not add up: one was lost or counted twice, and no number can be trusted.
     """
@@ -125,6 +129,7 @@ def build_summary(
         "sample_fraction": sample_fraction,
         "cpu_seconds": dict(cpu_seconds or {}),
         "accelerator_seconds": dict(accelerator_seconds or {}),
+        "tiers": describe_tiers(counts, job, tier_sizes),
     }
 
 

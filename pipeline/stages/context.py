@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pipeline.config import Config, Store
-from pipeline.features.store import FeatureStore, StoreWriter
+from pipeline.features.store import FeatureStore
+from pipeline.features.writer import TenantWriters
 from pipeline.logs import log_ids, start_logs
 from pipeline.media.sandbox import Probers, Sandbox, SandboxMode, open_probers, open_sandbox
 from pipeline.planning.buckets import BatchBudget, tower_layout
@@ -169,15 +170,15 @@ class StageContext:
         """Where decoded frames are kept; None when they are not."""
         return self.store.frames if self.config.store.keep_frames else None
 
-    def store_writer(self) -> StoreWriter:
-        """A writer to the store.
+    def store_writer(self) -> TenantWriters:
+        """A writer to the store, of all tenants.
 
         In a scratch store each shard has the run's note, so that the run can delete it; where shards are read in place
         they are not sealed, which would make a copy.
         """
         scratch = self.config.store.retention == "segment"
         announce = functools.partial(note_shard, self.folder) if scratch else None
-        return self.store.writer(seals=not self.in_place, announce=announce)
+        return self.store.writers(seals=not self.in_place, announce=announce)
 
 
 @functools.lru_cache(maxsize=4)

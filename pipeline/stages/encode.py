@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -149,14 +149,18 @@ class EncodeBatches:
             if i.failure is None
         }
         keys = {position: each.digest() for position, each in terms.items()}
+        took = _made_seconds(staged.shown, seconds)
         records = [
-            (keys[item.planned.position], found.record(terms[item.planned.position].as_dict()))
-            for item, found in zip((i for i in staged.items if i.has_pixels), features, strict=True)
+            (keys[position], found.record(terms[position].as_dict(), took[position]))
+            for position, found in zip(
+                (i.planned.position for i in staged.items if i.has_pixels), features, strict=True
+            )
         ]
         before = self.writer.put_bytes
-        shard, own_keys = self.writer.put_named(records, receipt.window) if records else ("", [])
         kept = (item.planned.position for item in staged.items if item.has_pixels)
-        keys |= dict(zip(kept, own_keys, strict=True))
+        located = dict(zip(kept, self.writer.put(records, receipt.window), strict=True))
+        keys |= {position: key for position, (_, key) in located.items()}
+        shards = {position: shard for position, (shard, _) in located.items()}
         times = {
             "encoder_queue_ms": 1e3 * (staged.started - staged.batch["decoded_at"]),
             "mm_processor_ms": 1e3 * seconds.get("mm_processor", 0.0),
@@ -168,7 +172,7 @@ class EncodeBatches:
         spent = batch_spent(staged.started, cpu, used, tokens)
         rows = [
             {
-                **_outcome(item, keys.get(item.planned.position), shard, times),
+                **_outcome(item, keys.get(item.planned.position), shards.get(item.planned.position), times),
                 **_decode_spent(item, staged.batch),
                 **own,
             }
@@ -176,7 +180,7 @@ class EncodeBatches:
         ]
         receipt = replace(
             receipt,
-            shard=shard,
+            shards=tuple(sorted(set(shards.values()))),
             counts={**receipt.counts, "store_bytes": self.writer.put_bytes - before},
             seconds={**receipt.seconds, "commit": time.perf_counter() - started},
             cpu_seconds={"decode": sum(item.cpu_seconds for item in staged.items), "encode": cpu},
@@ -270,6 +274,7 @@ def _decoded(row: dict[str, Any]) -> DecodedMedia:
         decode_ms=row["decode_ms"],
         bytes_fetched=row["bytes_fetched"],
         cpu_seconds=row["cpu_seconds"],
+        saved_ms=row["saved_ms"],
     )
 
 
@@ -295,6 +300,8 @@ def _counts(staged: _Staged, budget: BatchBudget, oom_splits: int) -> dict[str, 
         "frames_reused": len(shown) - len(decoded),
         "encodes": len(shown),
         "features_reused": sum(item.shard is not None for item in staged.items),
+        "features_saved_ms": round(sum(item.saved_ms for item in staged.items if item.shard is not None)),
+        "frames_saved_ms": round(sum(item.saved_ms for item in shown)),
         "feature_tokens": sum(item.planned.geometry.feature_length for item in shown),
         "computed_tokens": computed,
         "padded_tokens": padded,
@@ -311,12 +318,22 @@ def _decode_spent(item: DecodedMedia, batch: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _outcome(item: DecodedMedia, key: str | None, shard: str, times: dict[str, float]) -> dict[str, Any]:
+def _made_seconds(shown: Sequence[DecodedMedia], seconds: Mapping[str, float]) -> dict[int, float]:
+    """By position, what an item's features took of workers: to fetch, to decode, and its share of a batch's time."""
+    encode_seconds = seconds.get("mm_processor", 0.0) + seconds.get("vision_encode", 0.0)
+    share = encode_seconds / max(1, sum(patches(item.planned.geometry) for item in shown))
+    return {
+        item.planned.position: (item.fetch_ms + item.decode_ms) / 1e3 + share * patches(item.planned.geometry)
+        for item in shown
+    }
+
+
+def _outcome(item: DecodedMedia, key: str | None, shard: str | None, times: dict[str, float]) -> dict[str, Any]:
     failure = item.failure
     return {
         "position": item.planned.position,
         "key": key,
-        "shard": item.shard or (shard if failure is None else None),
+        "shard": item.shard or shard,
         "content": item.planned.content,
         "stage": failure.stage if failure else None,
         "code": failure.code if failure else None,

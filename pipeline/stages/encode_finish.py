@@ -52,13 +52,13 @@ def finish_encode_window(context: StageContext, window: Window) -> dict[str, Any
     with context.folder.writing(encoded_name(window.index)) as file:
         pq.write_table(table, file, compression="zstd")
     if context.config.store.retention == "keep":  # scratch would grow with the run, for features that are gone
-        by_position = {media.position: media for media in plan.media}
-        context.store.sources.record(
-            {
-                by_position[position].source_id: SourceEntry(content=content, probe=by_position[position].probe)
-                for position, content in contents.items()
-            }
-        )
+        learnt: dict[str, dict[str, SourceEntry]] = defaultdict(dict)
+        for media in plan.media:
+            if media.position in contents:
+                entry = SourceEntry(content=contents[media.position], probe=media.probe)
+                learnt[media.tenant][media.source_id] = entry
+        for tenant, entries in learnt.items():
+            context.store.of_tenant(tenant).sources.record(entries)
     shards = {row["shard"] for row in rows if row["shard"]}
     written = {row["shard"] for row in rows if row["shard"] and not row["reused"]}
     return {"shards": sorted(shards), "shards_written": sorted(written)}

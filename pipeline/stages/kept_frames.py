@@ -17,9 +17,7 @@ from pipeline.stages.rows import DecodedMedia, PlannedMedia
 
 def with_known_frames(context: StageContext, media: Sequence[PlannedMedia]) -> list[PlannedMedia]:
     """`media`, of which those whose frames the store lists now name the shard: a claim, until `KeptFrames.read`."""
-    if context.frame_store is not None:
-        context.frame_store.reload()
-    return _with_listed_frames(context, media)
+    return _with_listed_frames(context, media, anew=True)
 
 
 class KeptFrames:
@@ -32,10 +30,11 @@ class KeptFrames:
 
     def find(self, item: PlannedMedia) -> PlannedMedia:
         """As `with_known_frames`, of one whose content was not known when it was planned."""
-        return _with_listed_frames(self._context, [item])[0]
+        return _with_listed_frames(self._context, [item], anew=False)[0]
 
-    def read(self, item: PlannedMedia) -> Frames | None:
-        """The frames of `item` in the shard that it names; None when it names none, or they are not to be had."""
+    def read(self, item: PlannedMedia) -> tuple[Frames, float] | None:
+        """The frames of `item` in the shard that it names, and the seconds that they took once; None when it names
+        none, or they are not to be had."""
         if item.frames_shard is None:
             return None
         terms = _terms(self._context.identity, item)
@@ -49,7 +48,7 @@ class KeptFrames:
             self.fallbacks += 1
             return None
         self.bytes_read += frame_bytes(record)
-        return frames
+        return frames, record.made_seconds
 
     def close(self) -> None:
         """Let go of shards: this process outlives its pass, and one that it kept mapped would keep its disk space when
@@ -62,7 +61,7 @@ class FrameKeeper:
     """Puts decoded frames into the store; one a worker, for its shards have one writer."""
 
     def __init__(self, store: FeatureStore, identity: EncoderIdentity) -> None:
-        self.writer = store.writer()
+        self.writer = store.writers()
         self._identity = identity
 
     def keep(self, items: Iterable[tuple[DecodedMedia, Frames]], window: int) -> int:
@@ -72,19 +71,24 @@ class FrameKeeper:
             if item.was_decoded:
                 planned = item.planned
                 terms = _terms(self._identity, planned)
-                record = frame_record(frames, terms, planned.probe.modality, planned.geometry.original_size)
+                made_seconds = (item.fetch_ms + item.decode_ms) / 1e3
+                size = planned.geometry.original_size
+                record = frame_record(frames, terms, planned.probe.modality, size, made_seconds)
                 records.append((terms.digest(), record))
-        if records:
-            self.writer.put(records, window)
+        self.writer.put(records, window)
         return sum(frame_bytes(record) for _, record in records)
 
 
-def _with_listed_frames(context: StageContext, media: Sequence[PlannedMedia]) -> list[PlannedMedia]:
+def _with_listed_frames(context: StageContext, media: Sequence[PlannedMedia], *, anew: bool) -> list[PlannedMedia]:
     store = context.frame_store
     if store is None or not context.config.store.reuse:
         return list(media)
     keys = {m.position: _terms(context.identity, m).digest() for m in media if m.content is not None}
-    found = store.find(sorted(set(keys.values())))
+    wanted: dict[str, set[str]] = {m.tenant: set() for m in media}
+    for m in media:
+        if m.position in keys:
+            wanted[m.tenant].add(keys[m.position])
+    found = store.find_of_tenants(wanted, anew=anew)
     return [dataclasses.replace(m, frames_shard=found.get(keys.get(m.position, ""))) for m in media]
 
 

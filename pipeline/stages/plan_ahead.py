@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pipeline.features.shard import disk_bytes
+from pipeline.features.shard import SHARD_OVERHEAD_BYTES, disk_bytes
 from pipeline.planning.windows import Window
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import encoded_name, read_encoded
@@ -22,9 +22,15 @@ class WindowBytes:
     missing_bytes: int
 
 
-def plan_ahead(context: StageContext, window: Window, besides: int) -> WindowBytes:
-    """Have the window's plan written down, and say what it comes to, with the bytes that a window takes `besides`."""
+def plan_ahead(context: StageContext, window: Window, writers: int) -> WindowBytes:
+    """Have the window's plan written down, and say what it comes to, in shards of as many `writers`.
+
+    Each of them starts a shard with every so many windows, and one of each tenant with every window at most.
+    """
     plan = written_plan(context, window)
+    tenants = {media.tenant for media in plan.media} - {""}
+    besides = writers * SHARD_OVERHEAD_BYTES // context.config.store.shard_windows
+    besides += min(len(tenants) * writers, len(plan.media)) * SHARD_OVERHEAD_BYTES
     done = encode_batch_receipts(context.folder, window.index)
     by_position = {media.position: media for media in plan.media}
     num_bytes = missing_bytes = besides

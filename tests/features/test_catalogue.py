@@ -106,6 +106,7 @@ def test_others_can_read_the_file(tmp_path: Path) -> None:
         "num_bytes": 9,
         "feature_length": 8,
         "grid": [1, 2, 4],
+        "made_seconds": 0.0,
         **dict.fromkeys(catalogue.TERM_COLUMNS),
         "content": "sha256:00",
         "weights": "w",

@@ -198,7 +198,31 @@ def test_what_records_have_in_common_is_told_apart() -> None:
             assert {n: t.shape for n, t in back.tensors.items()} == {n: t.shape for n, t in each.tensors.items()}
 
 
-@pytest.mark.parametrize("text", ['","placeholder":{', '\\"key_terms\\":', "\\", '"', "é\n\u2028", "}"])
+@pytest.mark.parametrize("seconds", [0.0, 1.5e-6, 0.25, 98765.4])
+def test_what_it_took_to_make_changes_neither_length_nor_terms(seconds: float) -> None:
+    plain = encode_record(RECORDS["tensor"])
+    timed = encode_record(dataclasses.replace(RECORDS["tensor"], made_seconds=seconds))
+    assert len(timed) == len(plain)
+    back = decode_record(timed)
+    assert back.made_seconds == pytest.approx(seconds, rel=1e-3)
+    assert same_terms(back.key_terms, RECORDS["tensor"].key_terms)
+    facts = json.loads(json.loads(timed[8 : 8 + int.from_bytes(timed[:8], "little")])["__metadata__"]["headrace"])
+    assert facts["made_seconds"] == back.made_seconds  # for whoever reads it as JSON
+
+
+def test_records_of_before_that_was_kept_are_read() -> None:
+    header, body = RECORDS["tensor"], encode_record(RECORDS["tensor"])
+    length = int.from_bytes(body[:8], "little")
+    text = body[8 : 8 + length].replace(rb",\"made_seconds\":0.000e+00", b"")
+    text += b" " * (-len(text) % 8)
+    back = decode_record(len(text).to_bytes(8, "little") + text + body[8 + length :])
+    assert (back.made_seconds, dict(back.key_terms)) == (0.0, dict(header.key_terms))
+    assert np.array_equal(back.tensors["pooler_output"].numpy(), features(1))
+
+
+@pytest.mark.parametrize(
+    "text", ['","made_seconds":1', '","placeholder":{', '\\"key_terms\\":', "\\", '"', "é\n\u2028", "}"]
+)
 def test_terms_of_any_text_come_back(text: str) -> None:
     terms = {"content": text, "placeholder": text, "sampling": [0.5], "resized_size": [4, 8]}
     back = decode_record(encode_record(dataclasses.replace(RECORDS["tensor"], key_terms=terms)))

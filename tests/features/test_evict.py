@@ -93,6 +93,16 @@ def test_a_store_is_brought_down_to_its_bound(store: FeatureStore) -> None:
     assert all(told.evicted == told.num_bytes == 0 for told in evict(store, max_bytes=10**9))
 
 
+def test_frames_have_a_bound_of_their_own(store: FeatureStore) -> None:
+    """They go first within it, though of the whole store they are what goes last."""
+    frames_bytes, everything = store.frames.num_bytes(), store.num_bytes()
+    assert [told.evicted for told, _ in choose_evictions(store, frames_max_bytes=frames_bytes)] == [0, 0]
+    both = choose_evictions(store, max_bytes=everything - 200_000, frames_max_bytes=1000)
+    assert [told.evicted for told, _ in both] == [1, 0]  # what that frees is enough
+    assert [told.evicted for told in evict(store, frames_max_bytes=1000)] == [1, 0]
+    assert left(store) == list(LENGTHS)
+
+
 def backdated(store: FeatureStore, name: str, age: timedelta) -> None:
     """The catalogue as if a record were so old."""
     [shard] = store.sealed_shards()
@@ -136,6 +146,7 @@ def test_the_command_shows_and_then_drops(store: FeatureStore) -> None:
     assert left(store) == [*LENGTHS, "frames"]
     assert "dropped" in command("--max-bytes", store.num_bytes() - 1, "--ttl", "2w", "--yes")
     assert left(store) == ["small", "large", "version", "middle", "frames"]
+    assert "frames: 0 records too old and 1 too many" in command("--frames-max-bytes", 1000)
     for words in ([], ["--ttl", "soon"]):
         refused = CliRunner().invoke(app, ["store", "evict", store.folder.url, *words])
         assert refused.exit_code == 2 and "--ttl" in refused.stderr

@@ -19,7 +19,7 @@ import pytest
 from sample_records import CHILD_ENVIRONMENT, features, keyed_record, terms
 
 from pipeline.features import local_disk, shard, store
-from pipeline.features.codec import FeatureRecord, TensorView
+from pipeline.features.codec import FeatureRecord, TensorView, encode_parts
 from pipeline.features.store import FeatureStore
 
 NUMBERS = itertools.count()
@@ -96,7 +96,7 @@ def test_nothing_put_nothing_sealed(path: str, local: str) -> None:
     feature_store = FeatureStore(path, local)
     assert feature_store.writer().seal() is None
     assert feature_store.recover() == []
-    writer = feature_store.new_shard("one")
+    writer = feature_store.new_shard()
     writer.close()
     assert feature_store.recover() == []
     assert not os.path.exists(writer.path)
@@ -171,9 +171,9 @@ def test_a_damaged_record_is_a_miss_and_its_neighbour_is_not(tmp_path: Path) -> 
 
 def test_a_record_damaged_before_sealing_is_not_listed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     feature_store = FeatureStore(str(tmp_path))
-    writer = feature_store.new_shard("one")
+    writer = feature_store.new_shard()
     good, record = keyed_record(1)
-    writer.put_batch([("bad", [b"not a record"]), (good, store.encode_parts(record))])
+    writer.put_batch([("bad", [b"not a record"]), (good, encode_parts(record))])
     writer.close()
     (sealed,) = feature_store.recover()
     assert sealed.num_records == 1 and feature_store.find(["bad", good]) == {good: sealed.shard_id}

@@ -29,7 +29,7 @@ def batch(stage: str, window: int, number: int, digest: str = "d") -> Receipt:
         window=window,
         batch=number,
         digest=f"{digest}{number}",
-        shard="s",
+        shards=("s", "t"),
         counts={"encodes": number + 1},
         seconds={stage: 0.5},
     )
@@ -97,7 +97,7 @@ def test_what_is_lost_is_taken_back_and_done_anew() -> None:
     for receipt in [*settled, *lost, batch("generate", 1, 1)]:
         book.add(receipt)
     book.settle("encode", 0)
-    assert book.withdraw("encode", lambda receipt: receipt.shard == "s" and receipt.batch == 1) == [lost[2]]
+    assert book.withdraw("encode", lambda receipt: receipt.shards == ("s",) and receipt.batch == 1) == [lost[2]]
     assert not book.is_finished("encode", 1)
     assert book.window_receipts("encode", 1) == lost[:2]
     assert book.counts == {"batches": 3, "items_quarantined": 1, "encodes": 1 + 1 + 2}  # the last is generate's

@@ -19,7 +19,7 @@ FIELDS = """run_id, config_digest, status, items_in, items_written, items_reused
     idle_decode_slots, pages_decoded, texts_embedded, pairs_scored, texts_scored, text_tokens, text_padded_tokens,
     items_carried, frames_reused, frames_missed, frames_fallbacks, frames_bytes_read, frames_bytes_written, oom_splits,
     evictions, evicted_bytes, seconds, quarantine, forecast, environment, store_peak_bytes, points, sandbox,
-    fallback_shards, sample_fraction, cpu_seconds, accelerator_seconds"""
+    fallback_shards, sample_fraction, cpu_seconds, accelerator_seconds, tiers"""
 
 
 def summary(items_in: int, **counts: int) -> dict[str, Any]:

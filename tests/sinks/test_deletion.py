@@ -122,7 +122,7 @@ def test_nothing_of_it_is_left(
     keys = {row["key"]: row["item_index"] for row in _encoded(made)}
     target = 0  # an image of tenant a
     [key] = [key for key, item in keys.items() if item == target]
-    content = features.get(features.find([key])[key], key).key_terms["content"]  # type: ignore[union-attr]
+    content = features.get(features.of_tenant("a").find([key])[key], key).key_terms["content"]  # type: ignore[union-attr]
     selection = {
         "item": Selection(tenant="a", item_ids=(PERSON, LETTER)),
         "tenant": Selection(tenant="a"),
@@ -151,6 +151,10 @@ def test_nothing_of_it_is_left(
     receipt = delete(made, store_of(made), selection)
     assert receipt.records == {"frames": shown.records["frames"], "features": shown.records["features"]}
     assert receipt.records["features"] >= 1 and receipt.sources >= 1
+    tenants = {path.name for path in (ours[0] / "store" / "tenants").iterdir()}
+    assert tenants == ({"b"} if kind == "tenant" else {"a", "b"})
+    if kind == "tenant":
+        assert places(ours[0], b'"a_2') == []  # names of its shards
     for needle in needles:
         left = [place for folder in ours for place in places(folder, needle)]
         assert not left, (needle[:60], left)

@@ -13,7 +13,7 @@ from PIL import Image
 
 from pipeline.config import Config
 from pipeline.features.codec import encode_record
-from pipeline.features.shard import disk_bytes
+from pipeline.features.shard import SHARD_OVERHEAD_BYTES, disk_bytes
 from pipeline.planning.windows import Window
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
@@ -78,7 +78,8 @@ def test_a_window_says_what_it_takes_and_what_is_missing(demo_media: Path, make_
     config = make_config(demo_media / "manifest.jsonl", encode={"max_batch_items": 2, "device": "cpu"})
     with started(config) as (context, window):
         planned = plan_ahead(context, window, 0)
-        assert plan_ahead(context, window, 7).num_bytes == planned.num_bytes + 7
+        # Of each writer a shard in sixteen windows.
+        assert plan_ahead(context, window, 16).num_bytes == planned.num_bytes + SHARD_OVERHEAD_BYTES
         plan = load_plan(context, window)
         assert plan is not None and planned_windows(context.folder) == [0]
         by_position = {media.position: media for media in plan.media}
