@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.costs import assert_costs, assert_sums, assert_times, read_costs
+from tests.costs import assert_costs
 from tests.ray.conftest import CLIP_PLACES, NUM_ITEMS, Driver, Job, files
 
 pytestmark = pytest.mark.timeout(400)  # a machine may be slow: a run took 20 to 110 s
@@ -186,9 +186,6 @@ def test_killed_twice_and_resumed_gives_the_same_bytes(
         if f"_run/ledger/generate-{re.findall('[0-9]+', name)[0]}.json" in killed_in_generate.ledger
     }
     assert_kept(finished, files(job.folder, "part-*.parquet"))
-    summary, costs = read_costs(job.folder)
-    assert_times(costs)
-    assert_sums(costs, summary)
 
 
 def test_a_refused_configuration_ends_with_2(make_job: MakeJob, start: Start) -> None:
