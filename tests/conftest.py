@@ -18,6 +18,24 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 
+# What starts Ray or servers, which would take each other's cores and time: one after another, and first of all, for it
+# takes longest.
+_ALONE = ("ray", "s3")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Which tests stay together where two processes share them: those of a file, for they share what is made once."""
+    folder = Path(__file__).parent
+
+    def group(item: pytest.Item) -> str:
+        path = item.path.relative_to(folder)
+        return "alone" if path.parts[0] in _ALONE else str(path)
+
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(group(item)))
+    items.sort(key=lambda item: group(item) != "alone")
+
+
 @pytest.fixture(scope="session")
 def demo_media(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with `manifest.jsonl`, `truth.jsonl`, `labels.jsonl` and 20 drawn images and clips in every format."""
