@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -11,9 +10,9 @@ import pytest
 
 from pipeline import flow
 from pipeline.config import load_config
-from pipeline.demo.media import make_demo_media
 from tests.disk_use import Watch, disk_use
 from tests.ray.conftest import Driver, Job
+from tests.test_scratch import write_corpus
 from tests.without_ray import run_without_ray
 
 pytestmark = pytest.mark.timeout(550)
@@ -98,12 +97,9 @@ def test_twenty_times_the_bound_with_two_workers(
 ) -> None:
     """Over twenty segments, each of which starts two workers for each of its passes."""
     max_bytes, num_items = 1_200_000, 320
-    make_demo_media(str(tmp_path / "drawn.jsonl"), images=3, videos=13, seed=23)
-    drawn = [json.loads(line) for line in (tmp_path / "drawn.jsonl").read_text().splitlines()]
-    rows = [{**drawn[i % len(drawn)], "id": f"item-{i}", "tenant": f"tenant-{i}"} for i in range(num_items)]
-    (tmp_path / "many.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    many = write_corpus(tmp_path, num_items)
     job = make_job("twenty", workers=2)
-    corpus = (f"input={tmp_path}/many.jsonl", "limit=null", "sampling.fps=4", "generate.max_new_tokens=2")
+    corpus = (f"input={many}", "limit=null", "sampling.fps=4", "generate.max_new_tokens=2")
     windows = ("ray.first_window_items=4", "ray.window_items=4")
     with Watch(store_of(job), every_seconds=0.02) as watch:
         driver = start(job, *corpus, *windows, "store.retention=segment", f"store.max_bytes={max_bytes}")
