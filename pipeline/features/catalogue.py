@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.schema import Probe
+from pipeline.schema import Probe, fields_of
 from pipeline.storage import Folder
 
 CATALOGUE = "catalogue"
@@ -99,7 +99,7 @@ def write_entries(folder: Folder, shard: SealedShard, entries: Sequence[Entry]) 
 
 
 def _columns(entry: Entry) -> dict[str, Any]:
-    columns = dataclasses.asdict(entry)
+    columns = fields_of(entry)
     terms = columns.pop("key_terms")
     return columns | {name: str(terms[name]) for name in TERM_COLUMNS if name in terms}
 
@@ -299,7 +299,7 @@ class SourceCatalogue:
         """Publish `entries` as one new file, and know them from now on."""
         if not entries:
             return
-        rows = [{"source_id": k, "content": e.content, **dataclasses.asdict(e.probe)} for k, e in entries.items()]
+        rows = [{"source_id": k, "content": e.content, **fields_of(e.probe)} for k, e in entries.items()]
         table = pa.Table.from_pylist(rows, _SOURCES)
         name = f"{new_name()}.parquet"
         self._folder.write_bytes(f"{SOURCES}/{name}", _parquet(table))

@@ -271,8 +271,7 @@ class _WindowPlanner:
 
     def _stat_all(self, candidates: list[_Candidate]) -> dict[int, Place]:
         """Where each is from; those that are unchanged since the run that this one goes on from."""
-        with ThreadPoolExecutor(self.context.config.decode.io_threads) as pool:
-            list(pool.map(self._guarded(self._stat), candidates))
+        self._each(self._stat, candidates)
         found: dict[int, list[str]] = defaultdict(list)
         for candidate in candidates:
             if candidate.facts is not None and candidate.failure is None:
@@ -288,11 +287,30 @@ class _WindowPlanner:
     def _probe(self, candidates: list[_Candidate]) -> None:
         store = self.context.store
         store.sources.reload()
-        with ThreadPoolExecutor(self.context.config.decode.io_threads) as pool:
-            known = store.sources.find([c.facts.source_id for c in candidates if c.facts is not None])
-            waiting = [c for c in candidates if c.failure is None]
-            self._choose_carried([c for c in waiting if c.facts is not None and c.facts.source_id not in known])
-            list(pool.map(self._guarded(lambda c: self._look(c, known)), waiting))
+        known = store.sources.find([c.facts.source_id for c in candidates if c.facts is not None])
+        waiting = [c for c in candidates if c.failure is None]
+        self._choose_carried([c for c in waiting if c.facts is not None and c.facts.source_id not in known])
+        self._each(lambda c: self._look(c, known), waiting)
+
+    def _each(self, step: Callable[[_Candidate], None], candidates: Sequence[_Candidate]) -> None:
+        """The step for each candidate, in threads, each of which takes the next one as it is done with one. Failures
+        of an item are noted; any other ends it, as soon as what is under way is done."""
+        guarded, left = self._guarded(step), iter(candidates)
+
+        def work() -> None:
+            try:
+                for candidate in left:
+                    guarded(candidate)
+            except BaseException:
+                for _ in left:
+                    pass
+                raise
+
+        # A future an item costs more than a step over an object that is small and near.
+        num_threads = self.context.config.decode.io_threads
+        with ThreadPoolExecutor(num_threads) as pool:
+            for worker in [pool.submit(work) for _ in range(num_threads)]:
+                worker.result()
 
     def _guarded(self, step: Callable[[_Candidate], None]) -> Callable[[_Candidate], None]:
         """For threads: a step whose failures are noted, and whose log lines name the item."""
