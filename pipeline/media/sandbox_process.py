@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import io
 import math
@@ -384,7 +383,7 @@ def _described(item: Undecoded) -> dict[str, Any]:
         "page": item.page,
         "dct_scaled": item.dct_scaled,
         "at_keyframes": item.at_keyframes,
-        "rules": dataclasses.asdict(item.rules),
+        "rules": fields_of(item.rules),
         "shape": item.shape,
     }
 

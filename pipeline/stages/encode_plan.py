@@ -297,8 +297,7 @@ class _WindowPlanner:
 
     def _stat_all(self, candidates: list[_Candidate]) -> dict[int, Place]:
         """Where each is from; those that are unchanged since the run that this one goes on from."""
-        with ThreadPoolExecutor(self.context.config.decode.io_threads) as pool:
-            list(pool.map(self._guarded(self._stat), candidates))
+        self._each(self._stat, candidates)
         found: dict[int, list[str]] = defaultdict(list)
         for candidate in candidates:
             if candidate.facts is not None and candidate.failure is None and self._is_trusted(candidate):
@@ -312,13 +311,12 @@ class _WindowPlanner:
         return self.context.unchanged(sources)
 
     def _probe(self, candidates: list[_Candidate]) -> None:
-        with ThreadPoolExecutor(self.context.config.decode.io_threads) as pool:
-            self._find_sources(candidates, pool)
-            waiting = [c for c in candidates if c.failure is None]
-            self._choose_carried([c for c in waiting if self._entry(c) is None])
-            list(pool.map(self._guarded(self._look), waiting))
+        self._find_sources(candidates)
+        waiting = [c for c in candidates if c.failure is None]
+        self._choose_carried([c for c in waiting if self._entry(c) is None])
+        self._each(self._look, waiting)
 
-    def _find_sources(self, candidates: list[_Candidate], pool: ThreadPoolExecutor) -> None:
+    def _find_sources(self, candidates: list[_Candidate]) -> None:
         """What each tenant's sources are known to stand for: nobody learns what another's are."""
         ids: dict[str, list[str]] = defaultdict(list)
         for candidate in candidates:
@@ -330,8 +328,29 @@ class _WindowPlanner:
             sources.reload()
             return sources.find(ids[tenant])
 
-        for tenant, found in zip(ids, pool.map(find, ids), strict=True):
-            self.known.update(((tenant, source_id), entry) for source_id, entry in found.items())
+        with ThreadPoolExecutor(self.context.config.decode.io_threads) as pool:
+            for tenant, found in zip(ids, pool.map(find, ids), strict=True):
+                self.known.update(((tenant, source_id), entry) for source_id, entry in found.items())
+
+    def _each(self, step: Callable[[_Candidate], None], candidates: Sequence[_Candidate]) -> None:
+        """The step for each candidate, in threads, each of which takes the next one as it is done with one. Failures
+        of an item are noted; any other ends it, as soon as what is under way is done."""
+        guarded, left = self._guarded(step), iter(candidates)
+
+        def work() -> None:
+            try:
+                for candidate in left:
+                    guarded(candidate)
+            except BaseException:
+                for _ in left:
+                    pass
+                raise
+
+        # A future an item costs more than a step over an object that is small and near.
+        num_threads = self.context.config.decode.io_threads
+        with ThreadPoolExecutor(num_threads) as pool:
+            for worker in [pool.submit(work) for _ in range(num_threads)]:
+                worker.result()
 
     def _guarded(self, step: Callable[[_Candidate], None]) -> Callable[[_Candidate], None]:
         """For threads: a step whose failures are noted, and whose log lines name the item."""
