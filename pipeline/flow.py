@@ -49,7 +49,7 @@ from pipeline.stages.carried import carried_items
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
 from pipeline.stages.encode_finish import finish_encode_window, forget_encode_window
-from pipeline.stages.encode_plan import PlanEncodeWindow, planned_windows
+from pipeline.stages.encode_plan import PlanEncodeWindow
 from pipeline.stages.generate_finish import finish_generate_window
 from pipeline.stages.identity import CheckedModel
 from pipeline.stages.known_check import known_check
@@ -65,6 +65,7 @@ from pipeline.stages.rank_plan import PlanPairsWindow
 from pipeline.stages.score_finish import finish_score_window
 from pipeline.stages.score_media_finish import finish_score_media_window
 from pipeline.stages.score_plan import PlanScoresWindow
+from pipeline.stages.window_plan import planned_windows
 from pipeline.storage import Folder
 
 # Of a batch of media, for how many actors are worth their start: a batch is full of patches long before it has as many

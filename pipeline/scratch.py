@@ -24,9 +24,9 @@ from pipeline.runs.receipts import PassName
 from pipeline.runs.tiers import TierSize
 from pipeline.stages import memory
 from pipeline.stages.context import StageContext
-from pipeline.stages.encode_plan import planned_windows
 from pipeline.stages.opened_store import open_store
 from pipeline.stages.plan_ahead import WindowBytes, awaited_shards, plan_ahead
+from pipeline.stages.window_plan import planned_windows
 
 ACTORS_END_SECONDS = 120  # after their pass, at most
 _SHARDS_A_BOUND = 4  # a writer's: what sealing copies at a time is a quarter of the bound at most

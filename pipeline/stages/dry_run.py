@@ -21,7 +21,7 @@ from pipeline.runs.manifest import read_range
 from pipeline.runs.run import output_folder, stage_listing
 from pipeline.schema import Request
 from pipeline.stages.context import StageContext
-from pipeline.stages.encode_plan import WindowPlan, dry_plan
+from pipeline.stages.encode_plan import dry_plan
 from pipeline.stages.forecast import forecast_work, planned_prompt_work, planned_text_work
 from pipeline.stages.identity import CheckedModel, request_source
 from pipeline.stages.known_check import known_check
@@ -29,6 +29,7 @@ from pipeline.stages.rank_plan import PlanPairsWindow
 from pipeline.stages.request_prompts import RequestPrompts
 from pipeline.stages.score_plan import PlanScoresWindow
 from pipeline.stages.texts import texts_of
+from pipeline.stages.window_plan import WindowPlan
 from pipeline.storage import Folder
 
 _EXAMPLES = 3  # of a reason

@@ -13,9 +13,9 @@ from pipeline.features.catalogue import SourceEntry
 from pipeline.features.codec import FeatureRecord
 from pipeline.planning.windows import Window
 from pipeline.stages.context import StageContext
-from pipeline.stages.encode_plan import WindowPlan, load_plan, plan_name
 from pipeline.stages.outcomes import ENCODE_OUTCOME, read_outcomes
 from pipeline.stages.spending import SPENT
+from pipeline.stages.window_plan import WindowPlan, load_plan, plan_name
 
 ENCODE_TIMES = [name for name in ENCODE_OUTCOME.names if name.endswith("_ms")]
 _STEPS = ("decode_started_at", "decode_seconds", "started_at", "seconds")

@@ -12,7 +12,7 @@ from pipeline.planning.windows import Window
 from pipeline.runs.manifest import read_range
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
-from pipeline.stages.encode_plan import load_plan
+from pipeline.stages.window_plan import load_plan
 
 FEATURES_SCHEMA = pa.schema(
     [

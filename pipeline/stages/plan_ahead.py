@@ -8,9 +8,10 @@ from pipeline.features.shard import SHARD_OVERHEAD_BYTES, disk_bytes
 from pipeline.planning.windows import Window
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import encoded_name, read_encoded
-from pipeline.stages.encode_plan import load_plan, written_plan
+from pipeline.stages.encode_plan import written_plan
 from pipeline.stages.outcomes import encode_batch_receipts, read_finished
 from pipeline.stages.record_size import record_bytes
+from pipeline.stages.window_plan import load_plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,10 +21,10 @@ from pipeline.sinks.vectors import vector_schema
 from pipeline.stages.carried import carried_rows
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODE_TIMES, encoded_items, read_records
-from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.outcomes import failure_row, read_outcomes
 from pipeline.stages.pool_plan import pool_plan_name, read_chunks
 from pipeline.stages.publish import Passed, publish_window, reused_items, summed_times, timed_item
+from pipeline.stages.window_plan import load_plan
 
 
 def part_schema(context: StageContext) -> pa.Schema:

@@ -21,13 +21,13 @@ from pipeline.runs.receipts import receipt_to_json
 from pipeline.schema import Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
-from pipeline.stages.encode_plan import WindowPlan, load_plan
 from pipeline.stages.forecast import forecast_counts, planned_prompt_work
 from pipeline.stages.identity import request_source
 from pipeline.stages.outcomes import failure_row, generate_batch_receipts
 from pipeline.stages.planned import batch_digest, batches_schema, plan_receipt, rows_to_do
 from pipeline.stages.request_prompts import RequestPrompts
 from pipeline.stages.spending import Spending
+from pipeline.stages.window_plan import WindowPlan, load_plan
 
 PROMPT_SCHEMA = batches_schema(
     [

@@ -14,12 +14,12 @@ from pipeline.schema import Request
 from pipeline.stages.carried import carried_rows
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import ENCODED_SCHEMA
-from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.generate_finish import gather
 from pipeline.stages.identity import request_source
 from pipeline.stages.outcomes import PROMPT_VECTOR_OUTCOME, failure_row
 from pipeline.stages.pool_finish import part_schema
 from pipeline.stages.publish import Passed, publish_window, reused_items, summed_times, timed_item
+from pipeline.stages.window_plan import load_plan
 
 _ENCODE_TIMES = [name for name in ENCODED_SCHEMA.names if name.endswith("_ms")]
 _PROMPT_TIMES = [name for name in PROMPT_VECTOR_OUTCOME.names if name.endswith("_ms")]

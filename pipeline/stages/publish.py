@@ -23,9 +23,9 @@ from pipeline.sinks.parquet import (
 )
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
-from pipeline.stages.encode_plan import plan_name
 from pipeline.stages.item_costs import COST_COLUMNS, cost_columns, publishing_since
 from pipeline.stages.outcomes import count_codes
+from pipeline.stages.window_plan import plan_name
 
 
 @dataclass(kw_only=True, slots=True)

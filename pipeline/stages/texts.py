@@ -20,9 +20,9 @@ from pipeline.runs.manifest import read_range
 from pipeline.schema import MediaItem, Request
 from pipeline.stages.context import StageContext
 from pipeline.stages.encode_finish import read_encoded
-from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.identity import is_trusted, media_source, sha256_content
 from pipeline.stages.outcomes import failure_row
+from pipeline.stages.window_plan import load_plan
 
 if TYPE_CHECKING:
     from pipeline.models.embedder import TextSide

@@ -16,8 +16,8 @@ import pytest
 
 from pipeline.config import Config, parse_config
 from pipeline.planning.windows import Window, plan_windows
-from pipeline.stages.encode_plan import load_plan
 from pipeline.stages.generate_finish import finish_generate_window
+from pipeline.stages.window_plan import load_plan
 from tests.media.media_files import Recipe, make_audio, make_image, make_video, riff_wave
 from tests.stages.line import Line, read_parts
 

@@ -26,9 +26,9 @@ from pipeline.schema import Geometry, ImageRules, MediaItem, Probe, SamplePlan
 from pipeline.stages import encode, identity
 from pipeline.stages.encode import EncodeBatches
 from pipeline.stages.encode_finish import read_encoded
-from pipeline.stages.encode_plan import load_plan, plan_name
 from pipeline.stages.identity import EncoderIdentity
 from pipeline.stages.rows import PlannedMedia
+from pipeline.stages.window_plan import load_plan, plan_name
 from tests.media.media_files import long_video
 from tests.stages import line
 from tests.stages.line import Line

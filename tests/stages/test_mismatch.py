@@ -12,7 +12,8 @@ from PIL import Image
 
 from pipeline.config import Config
 from pipeline.planning.windows import Window
-from pipeline.stages.encode_plan import PlanEncodeWindow, plan_name, written_plan
+from pipeline.stages.encode_plan import PlanEncodeWindow, written_plan
+from pipeline.stages.window_plan import plan_name
 from tests.models.families import save_family
 from tests.stages import line as stages
 

@@ -19,7 +19,8 @@ from pipeline.stages.checked_model import checked_model
 from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
 from pipeline.stages.encode_finish import read_encoded
-from pipeline.stages.encode_plan import PlanEncodeWindow, load_plan
+from pipeline.stages.encode_plan import PlanEncodeWindow
+from pipeline.stages.window_plan import load_plan
 from tests.media.media_files import Recipe, full_decode, long_video, make_audio, make_image, make_video, shown_at
 from tests.media.sound_files import make_sound, sweep
 from tests.stages.line import Line

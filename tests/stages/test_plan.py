@@ -23,9 +23,10 @@ from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
 from pipeline.stages.encode import EncodeBatches
 from pipeline.stages.encode_finish import finish_encode_window, read_encoded
-from pipeline.stages.encode_plan import PlanEncodeWindow, WindowPlan, load_plan, plan_name
+from pipeline.stages.encode_plan import PlanEncodeWindow
 from pipeline.stages.outcomes import encode_batch_receipts
 from pipeline.stages.rows import PlannedMedia, receipts_apart
+from pipeline.stages.window_plan import WindowPlan, load_plan, plan_name
 from tests.media.media_files import Recipe, make_image, make_video
 from tests.stages.line import Line
 

@@ -19,11 +19,11 @@ from pipeline.stages.context import StageContext
 from pipeline.stages.decode import DecodeBatches
 from pipeline.stages.encode import EncodeBatches
 from pipeline.stages.encode_finish import finish_encode_window, read_encoded
-from pipeline.stages.encode_plan import load_plan, planned_windows
 from pipeline.stages.plan_ahead import WindowBytes, awaited_shards, plan_ahead
 from pipeline.stages.prompt import PlanPromptWindow
 from pipeline.stages.record_size import record_bytes
 from pipeline.stages.rows import receipts_apart
+from pipeline.stages.window_plan import load_plan, planned_windows
 from tests.models.families import FAMILIES, save_family
 from tests.stages.line import Line
 from tests.stages.test_plan import planned_rows, started
