@@ -269,6 +269,9 @@ class Store(Section):
     twice, and counted twice. Kept, it is brought down to it when a run ends. Records older than `ttl`, in seconds or
     such as `30d`, go before a run starts and when it ends.
 
+    `auto` keeps what costs less to hold for `ttl`, at `gb_month` for a GB (10^9 bytes) a month, than the workers' time
+    that making it took, at `worker_hour` an hour of one; other records go when a run ends.
+
     Of a remote store each machine keeps shards that it has read, up to `cache_bytes`, else until its disk is almost
     full. One that is not there within `fetch_seconds` is not waited for: what it holds is encoded again.
 
@@ -283,10 +286,12 @@ class Store(Section):
     path: str = "headrace_store"
     local_path: str | None = None
     identity: Literal["content", "version", "auto"] = "version"
-    retention: Literal["keep", "segment"] = "keep"
+    retention: Literal["keep", "segment", "auto"] = "keep"
     max_bytes: Positive | None = None
     frames_max_bytes: Positive | None = None
     ttl: Annotated[float, Field(gt=0)] | None = None
+    gb_month: Annotated[float, Field(ge=0)] | None = None
+    worker_hour: Annotated[float, Field(gt=0)] | None = None
     shard_bytes: Positive = 4 * 2**30
     shard_windows: Positive = 16
     cache_bytes: Positive | None = None
@@ -296,7 +301,7 @@ class Store(Section):
 
     @model_validator(mode="after")
     def _frames_are_kept(self) -> Store:
-        if self.keep_frames and self.retention != "keep":
+        if self.keep_frames and self.retention == "segment":
             raise ValueError(
                 f"store.keep_frames keeps frames for later runs, and store.retention is {self.retention!r}, of which "
                 "nothing is left; set store.retention: keep, or leave store.keep_frames out"
@@ -331,8 +336,18 @@ class Store(Section):
         return float(said[1]) * _UNIT_SECONDS[said[2]] if said else value
 
     @model_validator(mode="after")
+    def _what_is_weighed_has_prices(self) -> Store:
+        prices = {"ttl": self.ttl, "gb_month": self.gb_month, "worker_hour": self.worker_hour}
+        missing = [f"store.{name}" for name, value in prices.items() if value is None]
+        if self.retention == "auto" and missing:
+            raise ValueError(f"store.retention: auto weighs holding against making again, for which set {missing}")
+        if self.retention != "auto" and (self.gb_month is not None or self.worker_hour is not None):
+            raise ValueError("store.gb_month and store.worker_hour are for store.retention: auto")
+        return self
+
+    @model_validator(mode="after")
     def _age_is_of_what_is_kept(self) -> Store:
-        if self.ttl is not None and self.retention != "keep":
+        if self.ttl is not None and self.retention == "segment":
             raise ValueError(
                 f"store.ttl ({self.ttl:g} s) is for features that are kept, and store.retention is {self.retention!r}, "
                 "of which nothing is left; set store.retention: keep, or leave store.ttl out"

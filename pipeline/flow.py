@@ -223,7 +223,7 @@ def encode(config: Config) -> tuple[StageContext, list[Window]]:
     Returns what tells where they are: `read_encoded` of each window. `run` of the same configuration goes on from here.
     Raises `ConfigError` when the store is scratch, for nothing would be left.
     """
-    if config.store.retention != "keep":
+    if config.store.retention == "segment":
         raise ConfigError(
             f"store.retention is {config.store.retention!r}: features that are encoded by themselves have to be kept; "
             "set store.retention: keep"
@@ -482,7 +482,7 @@ class _Driver:
     def _evict(self, *, ended: bool = False) -> None:
         """What is older than a kept store's records may be; at the end of a run also what there is no room for."""
         section = self.config.store
-        if section.retention != "keep" or not (
+        if section.retention == "segment" or not (
             section.ttl or (ended and (section.max_bytes or section.frames_max_bytes))
         ):
             return
@@ -517,7 +517,7 @@ class _Driver:
     def _finish(self, context: StageContext) -> dict[str, Any]:
         folder = self.run.folder
         self._seal_leftovers(context)
-        if self.config.store.retention == "keep":
+        if self.config.store.retention != "segment":
             waiting = {shard for shard in self._written_shards() if not self.store.is_sealed(shard)}
             self._seal(context, waiting - self._lost(waiting))  # some may have been written anew, or deleted, since
         self._evict(ended=True)

@@ -15,7 +15,7 @@ from datetime import timedelta
 from pipeline import engine
 from pipeline.config import Config
 from pipeline.errors import ConfigError
-from pipeline.features.evict import evict
+from pipeline.features.evict import evict, worth_seconds
 from pipeline.features.shard import SHARD_OVERHEAD_BYTES
 from pipeline.planning.windows import Window, num_fitting
 from pipeline.runs.ledger import Ledger
@@ -119,10 +119,14 @@ def evict_records(config: Config, to_size: bool) -> dict[str, int]:
     """
     store, section = open_store(config.store), config.store
     max_bytes, frames_max_bytes = (section.max_bytes, section.frames_max_bytes) if to_size else (None, None)
-    ttl = None if config.store.ttl is None else timedelta(seconds=config.store.ttl)
+    ttl = None if section.ttl is None else timedelta(seconds=section.ttl)
+    byte_seconds = None
+    if to_size and section.gb_month is not None and section.worker_hour is not None and section.ttl is not None:
+        byte_seconds = worth_seconds(section.gb_month, section.worker_hour, section.ttl)
     deadline, counts = time.monotonic() + ACTORS_END_SECONDS, Counter(evictions=0, evicted_bytes=0)
     while True:
-        for tier in evict(store, ttl=ttl, max_bytes=max_bytes, frames_max_bytes=frames_max_bytes):
+        bounds = {"max_bytes": max_bytes, "frames_max_bytes": frames_max_bytes}
+        for tier in evict(store, ttl=ttl, byte_seconds=byte_seconds, **bounds):
             for name in ("", f"{tier.tier}_"):
                 counts[f"{name}evictions"] += tier.expired + tier.evicted
                 counts[f"{name}evicted_bytes"] += tier.num_bytes
@@ -136,7 +140,7 @@ def evict_records(config: Config, to_size: bool) -> dict[str, int]:
 def tier_sizes(config: Config) -> dict[str, TierSize]:
     """What the tiers of a kept store take, and may; nothing of scratch."""
     section = config.store
-    if section.retention != "keep":
+    if section.retention == "segment":
         return {}
     store = open_store(section)
     frames = sum(part.frames.num_bytes() for part in store.parts())

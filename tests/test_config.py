@@ -42,7 +42,7 @@ def refusal(raw: dict[str, Any]) -> str:
         (
             {"store": {"zzz": 1}},
             "store.zzz",
-            "the keys here are cache_bytes, fetch_seconds, frames_max_bytes, identity, keep_frames, local_path,",
+            "the keys here are cache_bytes, fetch_seconds, frames_max_bytes, gb_month, identity,",
         ),
         ({"sinks": {"qdrent": {}}}, "sinks.qdrent", "did you mean 'qdrant'?"),
         (

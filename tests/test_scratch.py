@@ -345,3 +345,9 @@ def test_a_kept_store_is_within_its_bounds_when_a_run_has_ended(
     fourth = flow.run(whole.model_copy(update={"prompt": "Who?", "store": old}))
     assert fourth["encodes"] == first["encodes"]  # nothing is young enough to be asked, and nothing is left
     assert fourth["evictions"] == 2 * first["encodes"] - third["evictions"]
+
+    weighed = {"retention": "auto", "ttl": 86400.0, "worker_hour": 1.0}
+    for gb_month, gone in ((0.0, 0), (1e12, first["encodes"])):  # for nothing all is worth holding, so dear nothing is
+        store_section = whole.store.model_copy(update={**weighed, "gb_month": gb_month})
+        auto = flow.run(whole.model_copy(update={"prompt": f"At {gb_month}?", "store": store_section}))
+        assert auto["evictions"] == gone

@@ -16,17 +16,25 @@ from pipeline.features.rewrite import rewrite_shards
 from pipeline.features.shard import disk_bytes
 from pipeline.features.store import FeatureStore
 
-_COLUMNS = ("key", "num_bytes", "created", "content", "prompt")
+_COLUMNS = ("key", "num_bytes", "created", "content", "prompt", "made_seconds")
+_MONTH_SECONDS = 365.25 * 86400 / 12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Evicted:
-    """Of one tier: records that are older than `ttl`, others that go for want of room, and the bytes of both."""
+    """Of one tier: records that are older than `ttl`, others that go for want of room or are not worth it, and the
+    bytes of all."""
 
     tier: str
     expired: int
     evicted: int
     num_bytes: int
+
+
+def worth_seconds(gb_month: float, worker_hour: float, held_seconds: float) -> float:
+    """Seconds of a worker, at `worker_hour` an hour, that cost what holding a byte for `held_seconds` does, at
+    `gb_month` for 10^9 of them a month (a twelfth of 365.25 days)."""
+    return gb_month / 1e9 * held_seconds / _MONTH_SECONDS / (worker_hour / 3600)
 
 
 def choose_evictions(
@@ -35,10 +43,12 @@ def choose_evictions(
     ttl: timedelta | None = None,
     max_bytes: int | None = None,
     frames_max_bytes: int | None = None,
+    byte_seconds: float | None = None,
 ) -> list[tuple[Evicted, dict[str, set[str]]]]:
     """Of each tier what would go, and the keys by shard.
 
-    Older than `ttl`; and then, until what is left fits into `max_bytes` on disk, what answers fewest questions first:
+    Older than `ttl`; what took less than `byte_seconds` (as `worth_seconds` gives it) for each of its bytes to make;
+    and then, until what is left fits into `max_bytes` on disk, what answers fewest questions first:
     features that read a prompt, then what is known by its source's version alone, then features, which are of one
     model, then decoded frames, which are of any; of one kind the largest, and of those the oldest. Before that frames
     alone, until what is left of them fits into `frames_max_bytes`. Shards that a process of this machine writes or
@@ -52,6 +62,10 @@ def choose_evictions(
         expired = pc.less(records["created"], limit).to_numpy(zero_copy_only=False)
     on_disk = _disk_bytes(records["num_bytes"].to_numpy())
     evicted = np.zeros(len(records), bool)
+    if byte_seconds is not None:
+        # Of what earlier versions wrote nobody knows what it took: it stays.
+        cheap = pc.less(records["made_seconds"], pc.multiply(pc.cast(records["num_bytes"], pa.float64()), byte_seconds))
+        evicted = pc.fill_null(cheap, False).to_numpy(zero_copy_only=False) & ~expired
     is_frames = pc.equal(records["tier"], "frames").to_numpy(zero_copy_only=False)
     frames_bytes = 0 if frames_max_bytes is None else sum(part.frames.num_bytes() for part in store.parts())
     bounds = [(frames_max_bytes, frames_bytes, is_frames), (max_bytes, store.num_bytes(), np.ones(len(records), bool))]
@@ -71,6 +85,7 @@ def evict(
     ttl: timedelta | None = None,
     max_bytes: int | None = None,
     frames_max_bytes: int | None = None,
+    byte_seconds: float | None = None,
 ) -> list[Evicted]:
     """Drop what `choose_evictions` chooses; shards that hold other records as well are written anew.
 
@@ -80,7 +95,8 @@ def evict(
         tier.recover()
         tier.reload()
     told = []
-    chosen = choose_evictions(store, ttl=ttl, max_bytes=max_bytes, frames_max_bytes=frames_max_bytes)
+    bounds = {"max_bytes": max_bytes, "frames_max_bytes": frames_max_bytes}
+    chosen = choose_evictions(store, ttl=ttl, byte_seconds=byte_seconds, **bounds)
     for (found, by_shard), (_, tier) in zip(chosen, _tiers(store), strict=True):
         if by_shard:
             rewrite_shards(tier, sorted(by_shard), set().union(*by_shard.values()))
@@ -104,6 +120,7 @@ def _records(tier: FeatureStore, name: str) -> pa.Table:
             "created": pa.timestamp("us", tz="UTC"),
             "content": pa.string(),
             "prompt": pa.string(),
+            "made_seconds": pa.float64(),
             "shard": pa.string(),
             "tier": pa.string(),
         }

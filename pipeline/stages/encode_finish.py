@@ -51,7 +51,7 @@ def finish_encode_window(context: StageContext, window: Window) -> dict[str, Any
     table = pa.Table.from_pylist(rows, ENCODED_SCHEMA)
     with context.folder.writing(encoded_name(window.index)) as file:
         pq.write_table(table, file, compression="zstd")
-    if context.config.store.retention == "keep":  # scratch would grow with the run, for features that are gone
+    if context.config.store.retention != "segment":  # scratch would grow with the run, for features that are gone
         learnt: dict[str, dict[str, SourceEntry]] = defaultdict(dict)
         for media in plan.media:
             if media.position in contents:

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from jobs.cli import app
 from pipeline.features import catalogue
 from pipeline.features.codec import FeatureRecord
-from pipeline.features.evict import choose_evictions, evict
+from pipeline.features.evict import choose_evictions, evict, worth_seconds
 from pipeline.features.frames import frame_record
 from pipeline.features.identity import FrameKeyTerms
 from pipeline.features.shard import SHARD_OVERHEAD_BYTES
@@ -101,6 +101,25 @@ def test_frames_have_a_bound_of_their_own(store: FeatureStore) -> None:
     assert [told.evicted for told, _ in both] == [1, 0]  # what that frees is enough
     assert [told.evicted for told in evict(store, frames_max_bytes=1000)] == [1, 0]
     assert left(store) == list(LENGTHS)
+
+
+def test_what_costs_less_to_make_again_than_to_hold_goes(tmp_path: Path) -> None:
+    """By hand: at 0.02 for a GB a month and 3.60 for an hour, a byte for half a month is worth 1e-8 seconds, so a
+    record of some 100 KB a millisecond."""
+    byte_seconds = worth_seconds(0.02, 3.6, 365.25 * 86400 / 24)
+    assert byte_seconds == pytest.approx(1e-8)
+    made = FeatureStore(str(tmp_path / "store"))
+    writer = made.writer()
+    took = {"small": 1.0, "large": 0.9e-3, "middle": 1.1e-3}
+    known = {name: (key, record) for name, (key, record) in records().items() if name in took}
+    writer.put([(key, dataclasses.replace(record, made_seconds=took[name])) for name, (key, record) in known.items()])
+    writer.seal()
+    with made.entries(made.sealed_shards()[0].shard_id) as file:
+        sizes = dict(zip(*(pq.read_table(file)[name].to_pylist() for name in ("key", "num_bytes")), strict=True))
+    assert 90_000 < sizes[known["large"][0]] < 110_000 and sizes[known["middle"][0]] < 30_000
+    assert [told.evicted for told in evict(made, byte_seconds=byte_seconds)] == [0, 1]
+    made.reload()
+    assert set(made.find([key for key, _ in known.values()])) == {known[name][0] for name in ("small", "middle")}
 
 
 def backdated(store: FeatureStore, name: str, age: timedelta) -> None:
