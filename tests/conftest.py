@@ -23,6 +23,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 _ALONE = ("ray", "s3")
 
 
+@pytest.hookimpl(tryfirst=True)  # before the names of groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Which tests stay together where two processes share them: those of a file, for they share what is made once."""
     folder = Path(__file__).parent
