@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from pipeline.config import Config, parse_config
 from pipeline.demo.media import make_demo_media
@@ -20,21 +21,24 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 # What starts Ray or servers, which would take each other's cores and time: one after another, and first of all, for it
 # takes longest.
-_ALONE = ("ray", "s3")
+_ALONE = ("tests/ray/", "tests/s3/")
 
 
-@pytest.hookimpl(tryfirst=True)  # before the names of groups are read
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Which tests stay together where two processes share them: those of a file, for they share what is made once."""
-    folder = Path(__file__).parent
+    """The order of the tests."""
+    items.sort(key=lambda item: not item.nodeid.startswith(_ALONE))
 
-    def group(item: pytest.Item) -> str:
-        path = item.path.relative_to(folder)
-        return "alone" if path.parts[0] in _ALONE else str(path)
 
-    for item in items:
-        item.add_marker(pytest.mark.xdist_group(group(item)))
-    items.sort(key=lambda item: group(item) != "alone")
+class _Together(LoadScopeScheduling):  # type: ignore[misc]
+    """Where processes share the tests, those of a file stay together, for they share what is made once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "alone" if nodeid.startswith(_ALONE) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Of `scripts/test`."""
+    return _Together(config, log)
 
 
 @pytest.fixture(scope="session")
