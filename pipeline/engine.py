@@ -439,11 +439,12 @@ class _SettlingStage:
 
     def __call__(self, blocks: pa.Table) -> Iterator[pa.Table]:
         yield from self._stage(blocks)
-        _settle(type(self._stage).__name__)
+        _settle(type(self).__name__)
 
 
 def _settling(stage: Stage) -> _SettlingStage:
-    settling: type[_SettlingStage] = type(type(stage).__name__, (_SettlingStage,), {})  # it names the operator
+    name = getattr(stage, "__name__", type(stage).__name__)  # a function's, or a class's
+    settling: type[_SettlingStage] = type(name, (_SettlingStage,), {})  # it names the operator
     return settling(stage)
 
 
