@@ -16,6 +16,8 @@ from pipeline.demo.media import make_demo_media
 
 # Set before anything imports Ray: 2.60 writes a token file into the home folder otherwise.
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+# Its workers give way to everything else by default, such as the other process that runs tests, and then take for ever.
+os.environ.setdefault("RAY_worker_niceness", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 

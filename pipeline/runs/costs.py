@@ -56,7 +56,8 @@ def run_costs(timings: Iterable[pa.Table], prices: Prices) -> RunCosts:
 def _prices(table: pa.Table, prices: Prices) -> pa.Array:
     """0 without prices: items are in the order of what they took then."""
     pairs = zip(table["cpu_seconds"].to_pylist(), table["accelerator_seconds"].to_pylist(), strict=True)
-    return pa.array([prices.of_seconds(cpu or 0.0, accelerator or 0.0) or 0.0 for cpu, accelerator in pairs])
+    found = [prices.of_seconds(cpu or 0.0, accelerator or 0.0) or 0.0 for cpu, accelerator in pairs]
+    return pa.array(found, pa.float64())  # also of a window of which all was deleted
 
 
 def cost_rows(costs: RunCosts) -> tuple[list[str], list[list[str]]]:

@@ -27,6 +27,7 @@ def timings(start: int, *rows: tuple[str, float, float, int]) -> pa.Table:
 WINDOWS = [
     timings(0, ("video", 3.0, 0.25, 2_000), ("text", 0.5, 0.0, 0)),
     timings(2, ("image", 1.0, 0.5, 1_000), ("video", 2.0, 0.5, 1_000)),
+    timings(4, ("video", 3.0, 0.25, 2_000)).slice(0, 0),  # of which all was deleted
     pa.table({"item_index": [4], "modality": ["image"]}),  # of an earlier version
 ]
 
