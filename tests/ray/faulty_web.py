@@ -37,7 +37,7 @@ def numbered(data: bytes, suffix: str, number: int) -> bytes:
 class FaultyMedia:
     """Answers `/NUMBER.SUFFIX` of `web` from `files`, by the number; a share `faults` of requests fails, and counts.
 
-    `unavailable`: 503. `reset`: before an answer. `cut_off`: in the middle of the body. `stall`: no answer for
+    `unavailable`: 503. `reset`: before an answer. `cut_off`: in the middle of a whole body. `stall`: no answer for
     `stall_seconds`, then a reset. A share `broken` of media is cut in half.
     """
 
@@ -50,6 +50,10 @@ class FaultyMedia:
         self._faults, self._broken, self._stall_seconds = faults, broken, stall_seconds
         self._random = random.Random(seed)
         self._lock = threading.Lock()
+
+    def calm(self) -> None:
+        """Fail no more."""
+        self._faults = 0.0
 
     def list(self, numbers: range) -> list[str]:
         """The URLs of so many media."""
@@ -67,6 +71,8 @@ class FaultyMedia:
             data = data[: len(data) // 2]
         with self._lock:
             fault = self._random.choice(FAULTS) if self._random.random() < self._faults else None
+            if fault == "cut_off" and handler.headers.get("Range"):
+                fault = "unavailable"  # whoever asks for a byte, to learn the size, does not read on
             if fault is not None:
                 self.injected[fault] += 1
         if fault == "unavailable":

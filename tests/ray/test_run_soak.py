@@ -22,26 +22,36 @@ from tests.ray.conftest import Driver, Job
 from tests.ray.faulty_web import FaultyMedia, is_broken
 
 FAULTS, BROKEN = 0.02, 0.02
-FIRST_ITEMS = 96
+FIRST_ITEMS = 48
 SHIM = Path(__file__).parents[1] / "features" / "faults.c"
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="the library that injects faults is built by cc")
 
 
-class Memory:
-    """What the driver holds of its own (RssAnon, bytes), every half second from now on."""
+class Watch:
+    """What the driver holds of its own (RssAnon, bytes), every half second from now on.
 
-    def __init__(self, driver: Driver) -> None:
+    `media` fail no more once all is done but the page, whose pictures are read once more and counted by nobody.
+    """
+
+    def __init__(self, driver: Driver, job: Job, media: FaultyMedia) -> None:
         self.held: list[int] = []
-        self._driver = driver
+        self._driver, self._job, self._media = driver, job, media
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
     def _watch(self) -> None:
         status = Path(f"/proc/{self._driver.process.pid}/status")
+        looks, is_working = 0, False
         while self._driver.process.poll() is None:
-            lines = status.read_text().splitlines()
-            self.held += [1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:")]
-            time.sleep(0.5)
+            if looks % 50 == 0:
+                lines = status.read_text().splitlines()
+                self.held += [1024 * int(line.split()[1]) for line in lines if line.startswith("RssAnon:")]
+            if (self._job.output / "latest").exists():
+                was_working, is_working = is_working, (self._job.folder / "_work").exists()
+                if was_working and not is_working:
+                    self._media.calm()
+            looks += 1
+            time.sleep(0.01)
 
 
 def write_job(folder: Path, urls: list[str], port: int) -> Job:
@@ -92,7 +102,7 @@ def shim(tmp_path: Path) -> Path:
     return target
 
 
-@pytest.mark.parametrize("seconds", [45, pytest.param(3600, marks=[pytest.mark.slow, pytest.mark.timeout(3 * 3600)])])
+@pytest.mark.parametrize("seconds", [20, pytest.param(3600, marks=[pytest.mark.slow, pytest.mark.timeout(3 * 3600)])])
 def test_a_run_over_what_fails(
     seconds: int,
     tmp_path: Path,
@@ -124,20 +134,21 @@ def test_a_run_over_what_fails(
         rate = FIRST_ITEMS / (time.monotonic() - begun)
         check_all_there(job, FIRST_ITEMS, 0)
 
-        before = sum(media.injected.values())
+        before = Counter(media.injected)
         num_items = max(2 * FIRST_ITEMS, round(rate * seconds))
         numbers = range(FIRST_ITEMS, FIRST_ITEMS + num_items)
         job = write_job(tmp_path / "second", media.list(numbers), web.port)
         driver = start(job)
-        memory = Memory(driver)
+        watch = Watch(driver, job, media)
         assert driver.wait() == 0, driver.said
         summary = check_all_there(job, num_items, FIRST_ITEMS)
-        counted, injected = summary["fetch_retries"], sum(media.injected.values()) - before
-    half = len(memory.held) // 2
-    early, late = max(memory.held[half // 2 : half]), max(memory.held[half:])
+        counted, injected = summary["fetch_retries"], media.injected - before
+    half = len(watch.held) // 2
+    early, late = max(watch.held[half // 2 : half]), max(watch.held[half:])
     print(
-        f"{num_items} items, {injected} faults ({dict(Counter(media.injected))} with the first run's), {counted} "
-        f"repeated; {dict(summary['quarantine'])}; the driver held {early / 2**20:.0f} MB, then {late / 2**20:.0f} MB"
+        f"{num_items} items, faults {dict(injected)}, {counted} repeated; {dict(summary['quarantine'])}; "
+        f"the driver held {early / 2**20:.0f} MB, then {late / 2**20:.0f} MB"
     )
-    assert counted == injected > 0
+    # A request on a connection that was kept, and is reset before an answer, is sent once more by the client itself.
+    assert 0 < injected.total() - injected["reset"] <= counted <= injected.total()
     assert late < 1.1 * early + 10 * 2**20
