@@ -56,7 +56,7 @@ def test_killed_in_its_second_segment_it_stays_within_the_bound(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     job = make_job("bounded", workers=1)
-    bounded = (*FOUR_WINDOWS, "store.retention=segment", f"store.max_bytes={MAX_BYTES}")
+    bounded = (*FOUR_WINDOWS, "store.keep_frames=false", "store.retention=segment", f"store.max_bytes={MAX_BYTES}")
     with Watch(store_of(job), every_seconds=0.02) as watch:
         driver = start(job, *bounded)
         driver.until(lambda: answered(job))
@@ -100,7 +100,7 @@ def test_twenty_times_the_bound_with_two_workers(
     many = write_corpus(tmp_path, num_items)
     job = make_job("twenty", workers=2)
     corpus = (f"input={many}", "limit=null", "sampling.fps=4", "generate.max_new_tokens=2")
-    windows = ("ray.first_window_items=4", "ray.window_items=4")
+    windows = ("ray.first_window_items=4", "ray.window_items=4", "store.keep_frames=false")
     with Watch(store_of(job), every_seconds=0.02) as watch:
         driver = start(job, *corpus, *windows, "store.retention=segment", f"store.max_bytes={max_bytes}")
         assert driver.wait() == 0, driver.said
