@@ -63,9 +63,9 @@ def choose_evictions(
     on_disk = _disk_bytes(records["num_bytes"].to_numpy())
     evicted = np.zeros(len(records), bool)
     if byte_seconds is not None:
-        # Of what earlier versions wrote nobody knows what it took: it stays.
-        cheap = pc.less(records["made_seconds"], pc.multiply(pc.cast(records["num_bytes"], pa.float64()), byte_seconds))
-        evicted = pc.fill_null(cheap, False).to_numpy(zero_copy_only=False) & ~expired
+        # Of what earlier versions wrote nobody knows what it took (null, or 0 once it was written anew): it stays.
+        took = pc.fill_null(records["made_seconds"], 0.0).to_numpy()
+        evicted = (took > 0) & (took < byte_seconds * records["num_bytes"].to_numpy()) & ~expired
     is_frames = pc.equal(records["tier"], "frames").to_numpy(zero_copy_only=False)
     frames_bytes = 0 if frames_max_bytes is None else sum(part.frames.num_bytes() for part in store.parts())
     bounds = [(frames_max_bytes, frames_bytes, is_frames), (max_bytes, store.num_bytes(), np.ones(len(records), bool))]

@@ -3,16 +3,7 @@
 import pytest
 
 from pipeline.planning.placement import decode_cores_per_accelerator, placement, pools
-
-SECONDS = {
-    "media_decode": 2_000.0,
-    "frame_transfer": 200.0,
-    "vision_encode": 100.0,
-    "commit": 50.0,
-    "feature_transfer": 25.0,
-    "llm_prefill": 300.0,
-    "llm_decode": 100.0,
-}
+from tests.planning.test_calibration import SECONDS
 
 
 def test_cores_that_keep_an_accelerator_busy() -> None:

@@ -66,6 +66,13 @@ def files(folder: Path, pattern: str) -> dict[str, tuple[bytes, int]]:
     return {str(path.relative_to(folder)): (path.read_bytes(), path.stat().st_mtime_ns) for path in found}
 
 
+def kill_all(pids: list[int]) -> None:
+    """SIGKILL to each that is still there."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
 class Driver:
     """`python -m jobs.NAME` as a session of its own, which all processes of its Ray belong to."""
 
@@ -137,12 +144,8 @@ class Driver:
         return sorted(name for name in names if not name.startswith("torchinductor_"))
 
     def kill(self) -> None:
-        """End all of it at once, by process id, as when a machine loses its power."""
-        for pid in self.processes():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        """End all of it at once, as when a machine loses its power."""
+        kill_all(self.processes())
         self.process.wait()
 
     def _is_ours(self, entry: str) -> bool:

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-ROOT = Path(__file__).parents[2]
+from tests.ray.conftest import ROOT, kill_all
+
 RAY = str(Path(sys.executable).with_name("ray"))
 NODE = ("--num-cpus=1", "--object-store-memory=200000000")
 _START_SECONDS = 120
@@ -66,11 +67,7 @@ class Node:
 
     def end(self) -> None:
         """End what is left of it, and delete its disk."""
-        for pid in self.processes():
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+        kill_all(self.processes())
         self.process.wait()
         shutil.rmtree(self.disk, ignore_errors=True)
 
